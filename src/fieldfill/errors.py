@@ -1,0 +1,17 @@
+"""The one exception that means "your input is wrong": what, which value, what to do about it."""
+
+__all__ = ["InputError", "MissingPackage"]
+
+
+class InputError(ValueError):
+    """Bad user input. The command line prints its single line and exits with code 2."""
+
+
+class MissingPackage(InputError):
+    """An optional package is needed for what was asked."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package '{package}', which is not installed: "
+            f'pip install -c constraints.txt "fieldfill[{extra}]"'
+        )

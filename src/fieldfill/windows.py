@@ -1,0 +1,167 @@
+"""Windows in time: which frames the network sees together, how they are normalised and joined again.
+
+A window is ``length`` consecutive frames of one sample. Windows cover every frame (the last slides back to the
+edge), and overlapping windows are blended with weights that fade towards their ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from fieldfill.errors import InputError
+from fieldfill.record import IN_MEMORY_BYTES, Record
+
+__all__ = ["Blend", "HoldOut", "Normaliser", "Windows", "blend_weights", "cover"]
+
+
+def cover(frames: int, length: int, stride: int) -> list[int]:
+    """Starts of windows of ``length`` that cover ``frames`` frames; the last one slides back to the edge."""
+    if length > frames:
+        raise InputError(f"the window of {length} frames is longer than the record of {frames}; choose a shorter one")
+    starts = list(range(0, frames - length + 1, stride))
+    if starts[-1] + length < frames:
+        starts.append(frames - length)
+    return starts
+
+
+def blend_weights(length: int) -> np.ndarray:
+    """Weights (T,) of a window's frames in the blend: highest in the middle, where most context is, never zero."""
+    centre = (length - 1) / 2
+    return 1 - np.abs(np.arange(length) - centre) / (centre + 1)
+
+
+class Blend:
+    """Weighted mean of overlapping windows along the frames of one sample."""
+
+    def __init__(self, frames: int, length: int) -> None:
+        self.frames, self.weights = frames, blend_weights(length)
+        self.total = np.zeros(frames)
+        self.sum: np.ndarray | None = None
+
+    def add(self, start: int, window: np.ndarray) -> None:
+        """Adds a window (..., T, H, W) that begins at frame ``start``."""
+        if self.sum is None:
+            self.sum = np.zeros((*window.shape[:-3], self.frames, *window.shape[-2:]))
+        stop = start + len(self.weights)
+        self.sum[..., start:stop, :, :] += window * self.weights[:, None, None]
+        self.total[start:stop] += self.weights
+
+    def mean(self) -> np.ndarray:
+        assert self.sum is not None and (self.total > 0).all(), "a frame is covered by no window"
+        return self.sum / self.total[:, None, None]
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """The single door between units and unitless tensors, fitted on observed cells only.
+
+    Attributes
+    ----------
+    mean, std
+        (C,) of each variable.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+
+    def to_tensor(self, values: np.ndarray) -> Tensor:
+        """values (..., C, T, H, W) with NaN where missing → float32 tensor with 0 there."""
+        unitless = (values - self.mean[:, None, None, None]) / self.std[:, None, None, None]
+        return torch.from_numpy(np.nan_to_num(unitless, nan=0.0).astype(np.float32))
+
+    def to_values(self, x: np.ndarray) -> np.ndarray:
+        """(..., C, T, H, W) unitless → float64 in the units of the data."""
+        return x.astype(np.float64) * self.std[:, None, None, None] + self.mean[:, None, None, None]
+
+    def spread_to_values(self, spread: np.ndarray) -> np.ndarray:
+        return spread.astype(np.float64) * self.std[:, None, None, None]
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Observed cells that training never sees, so that error can be measured without any truth.
+
+    Attributes
+    ----------
+    places
+        (sample, start) of each validation window.
+    masks
+        (C, T, H, W) bool per validation window, True = held out.
+    """
+
+    places: tuple[tuple[int, int], ...]
+    masks: tuple[Tensor, ...]
+
+    def within(self, sample: int, start: int, observed: Tensor) -> Tensor:
+        """The held-out cells among the frames of ``observed`` (C, T, H, W), which begin at ``start``."""
+        held = torch.zeros_like(observed)
+        frames = observed.shape[1]
+        for (place, begin), mask in zip(self.places, self.masks):
+            low, high = max(start, begin), min(start + frames, begin + mask.shape[1])
+            if place == sample and low < high:
+                held[:, low - start : high - start] |= mask[:, low - begin : high - begin]
+        return held & observed
+
+
+@dataclass
+class Windows:
+    """All windows of a record as unitless tensors; a small record is kept in memory, a large one read on demand."""
+
+    record: Record
+    normaliser: Normaliser
+    length: int
+    held: HoldOut = field(default_factory=lambda: HoldOut((), ()))
+
+    def __post_init__(self) -> None:
+        samples, variables, frames, rows, columns = self.record.shape
+        starts = cover(frames, self.length, 1)
+        self.places = [(sample, start) for sample in range(samples) for start in starts]
+        self._kept: tuple[Tensor, Tensor] | None = None
+        if 5 * np.prod(self.record.shape) <= IN_MEMORY_BYTES:
+            pairs = [self._read(sample, 0, frames) for sample in range(samples)]
+            self._kept = torch.stack([x for x, _ in pairs]), torch.stack([observed for _, observed in pairs])
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def _read(self, sample: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        values, observed = self.record.read(sample, start, stop)
+        return self.normaliser.to_tensor(values), torch.from_numpy(observed)
+
+    def at(self, sample: int, start: int) -> tuple[Tensor, Tensor]:
+        """x, observed (C, T, H, W) of one window, held-out cells included."""
+        stop = start + self.length
+        if self._kept is not None:
+            return self._kept[0][sample, :, start:stop], self._kept[1][sample, :, start:stop]
+        return self._read(sample, start, stop)
+
+    def training(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """x, observed (B, C, T, H, W) without the held-out cells."""
+        pairs = []
+        for sample, start in places:
+            x, observed = self.at(sample, start)
+            if self.held.places:
+                observed = observed & ~self.held.within(sample, start, observed)
+            pairs.append((x * observed, observed))
+        return torch.stack([x for x, _ in pairs]), torch.stack([observed for _, observed in pairs])
+
+    def draw(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        """A random training batch of ``count`` windows."""
+        chosen = torch.randint(len(self.places), (count,), generator=generator).tolist()
+        return self.training([self.places[i] for i in chosen])
+
+    def spread_out(self, count: int, generator: Generator) -> list[tuple[int, int]]:
+        """Up to ``count`` places of windows that do not overlap (but for the last of a sample), in random order."""
+        samples, frames = self.record.shape[0], self.record.shape[2]
+        starts = cover(frames, self.length, self.length)
+        order = torch.randperm(samples * len(starts), generator=generator)[:count].tolist()
+        return [(i // len(starts), starts[i % len(starts)]) for i in order]
+
+    def masks(self, count: int, generator: Generator, limit_bytes: int = 2**27) -> Tensor:
+        """Observation masks (N, C, T, H, W) of spread-out training windows, at most ``count`` and ``limit_bytes``."""
+        each = int(np.prod(self.record.shape[1:])) // self.record.shape[2] * self.length
+        places = self.spread_out(max(2, min(count, limit_bytes // each)), generator)
+        return self.training(places)[1]
