@@ -16,7 +16,7 @@ import xarray as xr
 
 from fieldfill.errors import InputError, MissingPackage
 
-__all__ = ["check_output", "open_dataset", "replacing", "save_dataset"]
+__all__ = ["check_free", "check_output", "discard", "open_dataset", "replacing", "save_dataset"]
 
 NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf", ".netcdf", ".h5")
 GRIB_SUFFIXES = (".grib", ".grb", ".grib2", ".grb2")
@@ -114,19 +114,20 @@ def check_free(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary neighbour of ``path`` that takes its name only when the block succeeds."""
     partial = path.with_name(f"{path.name}.part{os.getpid()}{path.suffix}")
-    _remove(partial)
+    discard(partial)
     try:
         yield partial
         if path.is_dir():
-            _remove(path)
+            discard(path)
         os.replace(partial, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; nothing was left there") from error
     finally:
-        _remove(partial)
+        discard(partial)
 
 
-def _remove(path: Path) -> None:
+def discard(path: Path) -> None:
+    """Removes a file or directory, if there is one."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

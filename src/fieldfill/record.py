@@ -62,16 +62,12 @@ class Record:
 
     def read(self, sample: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Frames [start, stop) of one sample: values (C, T, H, W) float64, NaN where missing, and observed."""
-        block = {self.axes.time: slice(start, stop)}
+        block: dict[str, int | slice] = {self.axes.time: slice(start, stop)}
         if self.axes.sample is not None:
-            block |= {self.axes.sample: slice(sample, sample + 1)}
+            block |= {self.axes.sample: sample}
         order = self.axes.names[-3:]
-        values = np.stack(
-            [
-                self.ds[name].isel(block).squeeze(self.axes.sample).transpose(*order).values.astype(np.float64)
-                for name in self.variables
-            ]
-        )
+        parts = [self.ds[name].isel(block).transpose(*order).values for name in self.variables]
+        values = np.stack(parts).astype(np.float64)
         observed = np.isfinite(values) & self.domain[:, None]
         return np.where(observed, values, np.nan), observed
 
@@ -80,6 +76,15 @@ class Record:
         samples, _, frames, _, _ = self.shape
         pairs = [self.read(sample, 0, frames) for sample in range(samples)]
         return np.stack([values for values, _ in pairs]), np.stack([observed for _, observed in pairs])
+
+    def masked(self, seen: np.ndarray) -> xr.Dataset:
+        """The data set with NaN wherever ``seen`` (S, C, T, H, W) is False."""
+        out = self.ds.copy()
+        for c, name in enumerate(self.variables):
+            canonical = self.ds[name].transpose(*self.axes.names)
+            values = np.where(seen[:, c].reshape(canonical.shape), canonical.values, np.nan).astype(canonical.dtype)
+            out[name] = canonical.copy(data=values).transpose(*self.ds[name].dims)
+        return out
 
     def to_dataset(
         self,

@@ -7,25 +7,11 @@ mean squared error as a function of the distance, made monotone, is what a missi
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.ndimage import distance_transform_edt
 
-__all__ = ["FRAME_CELLS", "DistanceSpread", "distance_to_observation"]
+__all__ = ["DistanceSpread"]
 
-FRAME_CELLS = 2.0  # one frame is worth this many cells in the space–time distance
-MIN_CELLS = 50
-
-
-def distance_to_observation(observed: np.ndarray) -> np.ndarray:
-    """Space–time distance in cells from each cell of (..., T, H, W) to the nearest observed one of its sequence."""
-    shape = observed.shape
-    flat = observed.reshape(-1, *shape[-3:])
-    far = float(np.linalg.norm([FRAME_CELLS * shape[-3], *shape[-2:]]))
-    return np.stack(
-        [
-            distance_transform_edt(~mask, sampling=(FRAME_CELLS, 1, 1)) if mask.any() else np.full(mask.shape, far)
-            for mask in flat
-        ]
-    ).reshape(shape)
+FAR = 1e3  # a cell whose whole window is unobserved is infinitely far away
+MIN_CELLS = 50  # a mean over fewer held-out cells is not trusted
 
 
 @dataclass(frozen=True)
@@ -53,6 +39,7 @@ class DistanceSpread:
     @classmethod
     def fit(cls, squared_errors: list[np.ndarray], distances: list[np.ndarray], bins: int = 12) -> "DistanceSpread":
         """From the squared errors and distances of the held-out cells, one pair of flat arrays per variable."""
+        distances = [np.minimum(distance, FAR) for distance in distances]
         pooled = np.concatenate(distances)
         count = int(np.clip(len(pooled) // MIN_CELLS, 1, bins))
         edges = np.unique(np.quantile(pooled, np.linspace(0, 1, count + 1)))

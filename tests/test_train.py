@@ -1,0 +1,129 @@
+"""The training loop: it learns, it resumes bit for bit, it touches nothing global, it never cheats."""
+
+import torch
+from conftest import gappy_dataset
+import pytest
+
+from fieldfill.config import Config, build_denoiser
+from fieldfill.errors import InputError
+from fieldfill.holdout import hold_out
+from fieldfill.partition import MaskSwap, PixelPartition
+from fieldfill.record import open_record
+from fieldfill.sample import Ensemble, single_step
+from fieldfill.train import TrainSettings, Training, validation_error
+from fieldfill.windows import Normaliser, Windows
+
+SETTINGS = TrainSettings(steps=12, batch=4, validate_every=4)
+
+
+def make_training(settings=SETTINGS, seed=0, ds=None, partition=None) -> Training:
+    record = open_record(gappy_dataset(frames=40) if ds is None else ds)
+    windows = Windows(record, Normaliser(record.mean, record.std), 6)
+    windows.held = hold_out(windows, 0.3, torch.Generator().manual_seed(seed))
+    config = Config(window=6, base=8, levels=2, training=settings)
+    denoiser = build_denoiser(config, torch.from_numpy(record.domain), record.periodic, seed)
+    partition = partition or PixelPartition()
+    return Training(denoiser, windows, partition, settings, seed)
+
+
+def weights(training: Training) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in training.denoiser.parameters()]
+
+
+def test_training_lowers_the_error_on_held_out_cells() -> None:
+    training = make_training(TrainSettings(steps=120, batch=8, validate_every=20))
+    before = validation_error(training.denoiser, training.windows, 0)
+    training.run()
+    after = validation_error(training.denoiser, training.windows, 0)
+    assert after < 0.7 * before
+    assert after == pytest.approx(training.best, rel=1e-5)
+    assert training.best == min(entry["validation"] for entry in training.history)
+
+
+def test_one_seed_gives_one_result_and_leaves_the_global_state_alone() -> None:
+    before = torch.random.get_rng_state()
+    first, second, other = make_training(), make_training(), make_training(seed=1)
+    for training in (first, second, other):
+        training.run()
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second)))
+    assert not all(torch.equal(a, b) for a, b in zip(weights(first), weights(other)))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path) -> None:
+    whole = make_training()
+    whole.run()
+    killed = make_training()
+
+    class Killed(Exception):
+        pass
+
+    def stop_at(progress) -> None:
+        if progress.step == 7:
+            raise Killed
+
+    with pytest.raises(Killed):
+        killed.run(stop_at, tmp_path / "checkpoint.pt")
+    resumed = make_training()
+    resumed.load(tmp_path / "checkpoint.pt")
+    assert resumed.step == 4
+    resumed.run(checkpoint=tmp_path / "checkpoint.pt")
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed)))
+    assert [e["validation"] for e in whole.history] == [e["validation"] for e in resumed.history]
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_values_under_held_out_cells_do_not_influence_training() -> None:
+    """Whatever the held-out values are, the trained weights are the same: they are never seen."""
+    first = make_training()
+    poisoned = make_training()
+    x, observed = poisoned.windows._kept
+    for (sample, start), mask in zip(poisoned.windows.held.places, poisoned.windows.held.masks):
+        x[sample, :, start : start + 6][mask] = 1e4
+    for training in (first, poisoned):
+        for _ in range(6):
+            training._train_step()
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(poisoned)))
+
+
+def test_windows_that_cannot_be_split_are_counted_and_reported() -> None:
+    ds = gappy_dataset(frames=40)
+    ds["sst"] = ds.sst.fillna(10.0).where(ds.lon > 1)
+    training = make_training(ds=ds)
+    bank = training.windows.masks(8, torch.Generator().manual_seed(0))
+    observed = training.windows.at(*training.windows.places[0])[1]
+    training.partition = MaskSwap(observed.expand(len(bank), *observed.shape).clone())
+    training.windows.held = type(training.windows.held)((), ())
+    with pytest.raises(InputError, match="not one window could be split"):
+        training.run()
+    assert training.skipped == training.step * SETTINGS.batch
+
+
+def test_training_stops_when_validation_no_longer_improves() -> None:
+    training = make_training(TrainSettings(steps=1000, batch=2, validate_every=1, patience=3, rate=0.0))
+    training.run()
+    assert training.step == 4 and training.stale == 3
+
+
+def test_the_clock_can_end_a_run_and_anneals_the_rate() -> None:
+    training = make_training(TrainSettings(steps=10**6, minutes=0.02, batch=2, validate_every=10**6))
+    training.run()
+    assert training.progress == 1 and training.step < 10**6
+    settings = TrainSettings()
+    assert settings.learning_rate(1.0) < 1e-9 < settings.learning_rate(0.5) < settings.learning_rate(settings.warmup)
+    assert settings.learning_rate(settings.warmup) == pytest.approx(settings.rate)
+
+
+@pytest.mark.parametrize("ensemble", [Ensemble(0), Ensemble(3), Ensemble(2, keep=0.9)], ids=str)
+def test_single_step_pastes_observations_back_exactly(ensemble) -> None:
+    training = make_training()
+    x, observed = training.windows.draw(3, torch.Generator().manual_seed(0))
+    mean, between = single_step(
+        training.denoiser, x, observed, PixelPartition(), ensemble, torch.Generator().manual_seed(0)
+    )
+    assert torch.equal(mean[observed], x[observed]) and (between[observed] == 0).all()
+    assert torch.isfinite(mean).all() and (between >= 0).all()
+    again, _ = single_step(
+        training.denoiser, x, observed, PixelPartition(), ensemble, torch.Generator().manual_seed(0)
+    )
+    assert torch.equal(mean, again)

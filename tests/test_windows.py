@@ -1,0 +1,117 @@
+"""Windows cover everything, blending joins them, held-out cells never reach training."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import gappy_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fieldfill import windows as module
+from fieldfill.errors import InputError
+from fieldfill.holdout import hold_out
+from fieldfill.record import open_record
+from fieldfill.windows import Blend, Normaliser, Windows, blend_weights, cover
+
+
+@given(length=st.integers(1, 12), extra=st.integers(0, 40), stride=st.integers(1, 12))
+def test_windows_cover_every_frame(length, extra, stride) -> None:
+    frames = length + extra
+    stride = min(stride, length)
+    starts = cover(frames, length, stride)
+    seen = np.zeros(frames, bool)
+    for start in starts:
+        assert 0 <= start <= frames - length
+        seen[start : start + length] = True
+    assert seen.all() and starts == sorted(set(starts))
+
+
+def test_a_window_longer_than_the_record_is_refused() -> None:
+    with pytest.raises(InputError, match="longer than the record of 5"):
+        cover(5, 8, 4)
+
+
+@given(length=st.integers(1, 10), extra=st.integers(0, 20), stride=st.integers(1, 10), seed=st.integers(0, 99))
+def test_blending_windows_of_one_sequence_gives_it_back(length, extra, stride, seed) -> None:
+    frames = length + extra
+    sequence = np.random.default_rng(seed).normal(size=(2, frames, 3, 4))
+    blend = Blend(frames, length)
+    for start in cover(frames, length, min(stride, length)):
+        blend.add(start, sequence[:, start : start + length])
+    assert np.allclose(blend.mean(), sequence, atol=1e-12)
+
+
+def test_an_uncovered_frame_is_an_error_of_ours() -> None:
+    blend = Blend(5, 2)
+    blend.add(0, np.zeros((1, 2, 2, 2)))
+    with pytest.raises(AssertionError):
+        blend.mean()
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8])
+def test_weights_are_symmetric_and_positive(length) -> None:
+    weights = blend_weights(length)
+    assert (weights > 0).all() and np.allclose(weights, weights[::-1]) and weights.argmax() in (length // 2, (length - 1) // 2)
+
+
+def test_normalising_there_and_back() -> None:
+    values = np.random.default_rng(0).normal(280, 5, size=(2, 3, 4, 5, 6))
+    normaliser = Normaliser(np.array([280.0, 1.0, -3.0]), np.array([5.0, 1.0, 2.0]))
+    assert np.allclose(normaliser.to_values(normaliser.to_tensor(values).numpy()), values, rtol=1e-5)
+    assert (normaliser.to_tensor(values * np.nan) == 0).all()
+
+
+@pytest.fixture
+def windows() -> Windows:
+    record = open_record(gappy_dataset(frames=40, names="a,b"))
+    return Windows(record, Normaliser(record.mean, record.std), 6)
+
+
+def test_held_out_cells_never_reach_training(windows) -> None:
+    windows.held = hold_out(windows, 0.3, torch.Generator().manual_seed(0))
+    assert len(windows.held.places) >= 2
+    total = sum(int(mask.sum()) for mask in windows.held.masks)
+    assert total > 0
+    for (sample, start), mask in zip(windows.held.places, windows.held.masks):
+        assert (mask & ~windows.at(sample, start)[1]).sum() == 0
+        for other in range(max(0, start - 5), min(start + 6, 40 - 6 + 1)):
+            x, observed = windows.training([(sample, other)])
+            low, high = max(start, other), min(start, other) + 6
+            held = mask[:, low - start : high - start]
+            assert not (observed[0, :, low - other : high - other] & held).any()
+            assert (x[0, :, low - other : high - other][held] == 0).all()
+
+
+def test_held_out_cells_lie_under_the_gaps_of_another_window(windows) -> None:
+    windows.held = hold_out(windows, 0.3, torch.Generator().manual_seed(0))
+    domain = torch.from_numpy(windows.record.domain)[:, None]
+    gaps = [domain & ~windows.at(*place)[1] for place in windows.spread_out(99, torch.Generator().manual_seed(1))]
+    for place, mask in zip(windows.held.places, windows.held.masks):
+        observed = windows.at(*place)[1]
+        assert any(torch.equal(mask, observed & gap) for gap in gaps)
+
+
+def test_identical_gaps_everywhere_are_held_out_by_whole_cells() -> None:
+    ds = gappy_dataset(frames=40)
+    ds["sst"] = ds.sst.fillna(10.0).where(ds.lon > 1).where(ds.lat > 42)
+    record = open_record(ds)
+    windows = Windows(record, Normaliser(record.mean, record.std), 6)
+    held = hold_out(windows, 0.2, torch.Generator().manual_seed(0))
+    for mask in held.masks:
+        assert mask.any() and (mask == mask[:, :1]).all()
+        assert (mask.sum() < torch.from_numpy(record.domain).sum() * 6).all()
+
+
+def test_the_same_seed_holds_out_the_same_cells(windows) -> None:
+    first, second = (hold_out(windows, 0.2, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert first.places == second.places and all(torch.equal(a, b) for a, b in zip(first.masks, second.masks))
+
+
+def test_reading_on_demand_gives_what_memory_holds(windows, monkeypatch) -> None:
+    monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
+    lazy = Windows(windows.record, windows.normaliser, 6)
+    assert lazy._kept is None and windows._kept is not None
+    for place in windows.places[::7]:
+        assert all(torch.equal(a, b) for a, b in zip(lazy.at(*place), windows.at(*place)))
+    generator = (torch.Generator().manual_seed(0), torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(lazy.draw(4, generator[0]), windows.draw(4, generator[1])))
