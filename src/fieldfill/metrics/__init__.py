@@ -1,0 +1,27 @@
+"""Scores on the cells that were missing: of arrays (``cells``) and of xarray records (``records``)."""
+
+from fieldfill.metrics.cells import (
+    covered_gaussian,
+    covered_members,
+    crps_gaussian,
+    crps_members,
+    distance_to_observation,
+    energy_spectrum,
+    rank_histogram,
+    score_arrays,
+)
+from fieldfill.metrics.records import score, score_by_distance, spectrum
+
+__all__ = [
+    "covered_gaussian",
+    "covered_members",
+    "crps_gaussian",
+    "crps_members",
+    "distance_to_observation",
+    "energy_spectrum",
+    "rank_histogram",
+    "score",
+    "score_arrays",
+    "score_by_distance",
+    "spectrum",
+]

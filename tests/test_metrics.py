@@ -1,0 +1,348 @@
+"""Scores: closed forms against integrals and a second package, masks by hand, the border with xarray."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scores.probability
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from fieldfill import metrics
+from fieldfill.errors import InputError
+from fieldfill.metrics import records
+
+SCORES = {
+    "mse",
+    "rmse",
+    "mae",
+    "bias",
+    "mse_all",
+    "crps",
+    "coverage50",
+    "coverage90",
+    "spread_skill",
+    "n",
+}
+
+
+def filled_and_truth(seed: int = 0, members: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
+    """A record of 6 frames of 4 x 5 cells with all four flags, and its truth."""
+    rng = np.random.default_rng(seed)
+    shape = (6, 4, 5)
+    coords = {
+        "time": np.datetime64("2020-01-01") + np.arange(6) * np.timedelta64(1, "D"),
+        "lat": np.linspace(50.0, 53.0, 4),
+        "lon": np.linspace(-2.0, 2.0, 5),
+    }
+    dims = tuple(coords)
+    truth = rng.normal(size=shape)
+    flag = rng.choice([0, 1, 2, 3], size=shape, p=[0.4, 0.3, 0.2, 0.1])
+    std = np.where(np.isin(flag, (1, 2)), 0.5, 0.0)
+    value = np.where(flag == 3, np.nan, truth + std * rng.normal(size=shape))
+    variables = {"sst": (dims, value), "sst_std": (dims, std), "sst_flag": (dims, flag.astype(np.int8))}
+    if members:
+        draws = value + std * rng.normal(size=(members, *shape))
+        variables["sst_members"] = (("member", *dims), draws)
+    return xr.Dataset(variables, coords), xr.Dataset({"sst": (dims, truth)}, coords)
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize(("mean", "std", "truth"), [(0.0, 1.0, 0.3), (2.0, 0.5, 0.0), (-1.0, 3.0, -1.0)])
+def test_gaussian_crps_is_the_integral_of_the_squared_distribution_error(
+    mean: float, std: float, truth: float
+) -> None:
+    below = quad(lambda x: norm.cdf(x, mean, std) ** 2, mean - 12 * std, truth)[0]
+    above = quad(lambda x: norm.sf(x, mean, std) ** 2, truth, max(truth, mean) + 12 * std)[0]
+    got = metrics.crps_gaussian(np.array([mean]), np.array([std]), np.array([truth]))
+    np.testing.assert_allclose(got, below + above, rtol=1e-6)
+
+
+def test_gaussian_crps_without_spread_is_the_absolute_error() -> None:
+    got = metrics.crps_gaussian(np.array([1.0, 1.0]), np.array([0.0, np.nan]), np.array([3.0, 3.0]))
+    np.testing.assert_array_equal(got, [2.0, np.nan])
+
+
+@pytest.mark.parametrize("count", [2, 3, 17])
+def test_fair_crps_agrees_with_the_scores_package(count: int) -> None:
+    rng = np.random.default_rng(count)
+    members, truth = rng.normal(size=(count, 6, 4)), rng.normal(size=(6, 4))
+    expected = scores.probability.crps_for_ensemble(
+        xr.DataArray(members, dims=("member", "y", "x")),
+        xr.DataArray(truth, dims=("y", "x")),
+        "member",
+        method="fair",
+        preserve_dims="all",
+    )
+    np.testing.assert_allclose(metrics.crps_members(members, truth), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_fair_crps_does_not_depend_on_the_number_of_members() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=40_000)
+    exact = metrics.crps_gaussian(np.zeros(1), np.ones(1), truth).mean()
+    for count in (2, 10):
+        cells = metrics.crps_members(rng.normal(size=(count, truth.size)), truth)
+        assert abs(cells.mean() - exact) < 3 * cells.std() / truth.size**0.5
+
+
+def test_one_member_has_no_fair_crps() -> None:
+    with pytest.raises(InputError, match="2 members"):
+        metrics.crps_members(np.zeros((1, 3)), np.zeros(3))
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("count", [19, 39])
+def test_intervals_of_the_right_law_cover_their_level(level: float, count: int) -> None:
+    rng = np.random.default_rng(1)
+    truth = 3 + 2 * rng.normal(size=60_000)
+    gaussian = metrics.covered_gaussian(np.full(truth.shape, 3.0), np.full(truth.shape, 2.0), truth, level)
+    members = metrics.covered_members(3 + 2 * rng.normal(size=(count, truth.size)), truth, level)
+    for covered in (gaussian, members):
+        assert abs(covered.mean() - level) < 0.007
+
+
+def test_rank_histogram_agrees_with_the_scores_package_and_shares_ties() -> None:
+    rng = np.random.default_rng(2)
+    members, truth = rng.normal(size=(5, 300)), 0.3 + rng.normal(size=300)
+    expected = scores.probability.rank_histogram(
+        xr.DataArray(members, dims=("member", "cell")), xr.DataArray(truth, dims="cell"), "member"
+    )
+    np.testing.assert_allclose(metrics.rank_histogram(members, truth) / 300, expected)
+    tied = metrics.rank_histogram(np.array([[0.0], [1.0], [1.0]]), np.array([1.0]))
+    np.testing.assert_allclose(tied, [0, 1 / 3, 1 / 3, 1 / 3])
+    where = np.arange(300) < 10
+    assert metrics.rank_histogram(members, truth, where).sum() == pytest.approx(10)
+
+
+# Distances and spectra
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0.5, 2.0]))
+@settings(max_examples=40, deadline=None)
+def test_distance_is_that_to_the_nearest_observation(
+    seed: int, in_frame: bool, closed_rows: bool, closed_columns: bool, frame_cells: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    observed = rng.random((2, 3, 4, 5)) < 0.08
+    got = metrics.distance_to_observation(observed, frame_cells, in_frame, (closed_rows, closed_columns))
+    for place in np.ndindex(observed.shape):
+        sample, *cell = place
+        seen = np.argwhere(observed[sample])
+        gap = np.abs(seen - cell).astype(float)
+        for axis, closed in ((1, closed_rows), (2, closed_columns)):
+            if closed:
+                gap[:, axis] = np.minimum(gap[:, axis], observed.shape[axis + 1] - gap[:, axis])
+        if in_frame:
+            gap = gap[gap[:, 0] == 0]
+        nearest = np.sqrt((gap**2 * [frame_cells**2, 1, 1]).sum(1)).min(initial=np.inf)
+        assert got[place] == pytest.approx(nearest)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (6, 9), (2, 2, 5, 12)])
+@pytest.mark.parametrize("taper", [False, True])
+def test_energies_add_up_to_the_mean_square(shape: tuple[int, ...], taper: bool) -> None:
+    field = np.random.default_rng(0).normal(size=shape)
+    wavenumber, energy = metrics.energy_spectrum(field, taper)
+    assert energy.shape == (*shape[:-2], len(wavenumber))
+    if not taper:
+        np.testing.assert_allclose(energy.sum(-1), (field**2).mean((-2, -1)))
+    else:
+        ones = metrics.energy_spectrum(np.ones(shape), taper)[1]
+        np.testing.assert_allclose(ones.sum(-1), 1.0)
+
+
+def test_a_wave_sits_at_its_wavenumber() -> None:
+    i, j = np.mgrid[:16, :32]
+    along_rows = np.cos(2 * np.pi * 3 * i / 16)  # 3 cycles in 16 rows are 6 in the longer side
+    along_columns = np.cos(2 * np.pi * 5 * j / 32)
+    energy = metrics.energy_spectrum(along_rows + 2 * along_columns)[1]
+    expected = np.zeros_like(energy)
+    expected[[6, 5]] = 0.5, 2.0
+    np.testing.assert_allclose(energy, expected, atol=1e-12)
+
+
+def test_spectrum_keeps_names_and_coordinates() -> None:
+    _, truth = filled_and_truth()
+    out = metrics.spectrum(truth.sst.transpose("lon", "time", "lat"), ("lat", "lon"))
+    assert out.dims == ("time", "wavenumber")
+    np.testing.assert_array_equal(out.time, truth.time)
+    np.testing.assert_allclose(out.sum("wavenumber"), (truth.sst**2).mean(("lat", "lon")))
+    with pytest.raises(InputError, match="complete box"):
+        metrics.spectrum(truth.sst.where(truth.lat > 51))
+
+
+# Records
+
+
+def test_score_counts_missing_cells_only_and_mse_all_the_domain() -> None:
+    filled, truth = filled_and_truth()
+    flag, error = filled.sst_flag.values, (filled.sst - truth.sst).values
+    missing = np.isin(flag, (1, 2))
+    out = metrics.score(filled, truth).sel(variable="sst")
+    assert set(out.data_vars) == SCORES
+    assert out.n == missing.sum()
+    assert out.n.dtype == np.int64
+    assert out.mse.item() == pytest.approx((error[missing] ** 2).mean())
+    assert out.rmse.item() == pytest.approx((error[missing] ** 2).mean() ** 0.5)
+    assert out.mae.item() == pytest.approx(np.abs(error[missing]).mean())
+    assert out.bias.item() == pytest.approx(error[missing].mean())
+    assert out.mse_all.item() == pytest.approx((error[flag != 3] ** 2).mean())
+    crps = metrics.crps_gaussian(filled.sst.values, filled.sst_std.values, truth.sst.values)
+    assert out.crps.item() == pytest.approx(crps[missing].mean())
+    assert out.coverage90.item() == pytest.approx((np.abs(error[missing]) <= 1.6448536 * 0.5).mean())
+    assert out.spread_skill.item() == pytest.approx(0.5 / out.rmse.item())
+
+
+def test_all_cells_equal_missing_cells_times_their_share() -> None:
+    filled, truth = filled_and_truth()
+    out = metrics.score(filled, truth).sel(variable="sst")
+    share = out.n.item() / (filled.sst_flag != 3).sum().item()
+    assert out.mse_all.item() == pytest.approx(out.mse.item() * share)
+
+
+def test_crps_comes_from_the_members_if_there_are_any() -> None:
+    filled, truth = filled_and_truth(members=6)
+    missing = np.isin(filled.sst_flag, (1, 2))
+    members = metrics.crps_members(filled.sst_members.values, truth.sst.values)[missing].mean()
+    shuffled = filled.assign(sst_members=filled.sst_members.transpose("lat", "member", "time", "lon"))
+    for ds in (filled, shuffled, filled.drop_vars("sst_std")):
+        assert metrics.score(ds, truth).crps.item() == pytest.approx(members)
+    bare = metrics.score(filled.drop_vars(["sst_std", "sst_members"]), truth)
+    assert all(bare[key].isnull().all() for key in ("crps", "coverage50", "coverage90", "spread_skill"))
+    assert bare.mse.notnull().all()
+    single = metrics.score(filled.isel(member=[0]), truth)
+    assert single.crps.item() == metrics.score(filled.drop_vars("sst_members"), truth).crps.item()
+
+
+def test_honest_members_and_std_have_spread_equal_to_skill() -> None:
+    rng = np.random.default_rng(3)
+    centre, cells = rng.normal(size=20_000), np.ones(20_000, bool)
+    truth = centre + rng.normal(size=20_000)
+    members = centre + rng.normal(size=(4, 20_000))
+    by_members = metrics.score_arrays(members.mean(0), truth, cells, members=members)
+    by_std = metrics.score_arrays(centre, truth, cells, std=np.ones(20_000))
+    assert by_members["spread_skill"] == pytest.approx(1, abs=0.02)
+    assert by_std["spread_skill"] == pytest.approx(1, abs=0.02)
+
+
+def test_truth_is_matched_by_coordinates_not_by_order() -> None:
+    filled, truth = filled_and_truth()
+    expected = metrics.score(filled, truth)
+    more = truth.pad(time=(2, 3), lat=(1, 0), constant_values=9.0)
+    day = np.timedelta64(1, "D")
+    more = more.assign_coords(
+        time=truth.time.values[0] + (np.arange(11) - 2) * day, lat=np.linspace(49.0, 53.0, 5)
+    )
+    reordered = more.isel(lat=slice(None, None, -1)).transpose("lon", "lat", "time")
+    single = reordered.assign_coords(lon=reordered.lon.astype(np.float32) + np.float32(1e-5))
+    for other in (more, reordered, single, truth.drop_vars(["lat", "lon"])):
+        xr.testing.assert_identical(metrics.score(filled, other), expected)
+
+
+def test_cells_without_truth_are_not_scored() -> None:
+    filled, truth = filled_and_truth()
+    known = truth.where(truth.lon > -1.5)
+    expected = metrics.score(filled.isel(lon=slice(1, None)), truth.isel(lon=slice(1, None)))
+    xr.testing.assert_allclose(metrics.score(filled, known), expected)
+
+
+def test_nothing_missing_gives_zero_cells_and_no_warning() -> None:
+    filled, truth = filled_and_truth(members=3)
+    complete = filled.assign(sst=truth.sst, sst_flag=xr.zeros_like(filled.sst_flag))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outside = metrics.score(complete.assign(sst_flag=complete.sst_flag + 3), truth)
+        out = metrics.score(complete, truth)
+        metrics.score_by_distance(complete, truth)
+        metrics.score(complete.isel(time=slice(0, 0)), truth)
+    assert out.n.item() == 0
+    assert out.mse_all.item() == 0
+    assert all(out[key].isnull().all() for key in SCORES - {"n", "mse_all"})
+    assert outside.mse_all.isnull().all()
+
+
+@pytest.mark.parametrize("members", [0, 3])
+def test_long_and_lazy_records_are_scored_in_parts(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled, truth = filled_and_truth(members=members)
+    whole = metrics.score(filled, truth), metrics.score_by_distance(filled, truth)
+    monkeypatch.setattr(records, "BLOCK", 45)
+    lazy = filled.chunk(time=2), truth.chunk(time=4)
+    for expected, got in zip(whole, (metrics.score(*lazy), metrics.score_by_distance(*lazy))):
+        xr.testing.assert_allclose(got, expected)
+
+
+def test_bins_by_distance_add_up_to_the_whole() -> None:
+    filled, truth = filled_and_truth()
+    whole = metrics.score(filled, truth).sel(variable="sst")
+    for in_frame in (False, True):
+        bins = metrics.score_by_distance(filled, truth, in_frame=in_frame).sel(variable="sst")
+        assert bins.n.sum() == whole.n
+        assert (bins.mse * bins.n).sum().item() / whole.n.item() == pytest.approx(whole.mse.item())
+    distance = metrics.distance_to_observation(filled.sst_flag.values == 0)
+    missing = np.isin(filled.sst_flag, (1, 2))
+    near = missing & (distance > 0) & (distance <= 1)
+    bins = metrics.score_by_distance(filled, truth).sel(variable="sst")
+    assert bins.n.sel(distance=0.0) == near.sum()
+    assert bins.distance_high.values[-1] == np.inf
+    error = (filled.sst - truth.sst).values
+    assert bins.mse.sel(distance=0.0).item() == pytest.approx((error[near] ** 2).mean())
+    only = metrics.score_by_distance(filled, truth, edges=(0.0, 1.0))
+    assert only.n.item() == near.sum()
+
+
+def test_several_variables_are_scored_each_on_its_own() -> None:
+    filled, truth = filled_and_truth()
+    other, other_truth = filled_and_truth(seed=7)
+    rename = {"sst": "sss", "sst_std": "sss_std", "sst_flag": "sss_flag"}
+    both = metrics.score(filled.merge(other.rename(rename)), truth.merge(other_truth.rename(sst="sss")))
+    assert list(both.variable.values) == ["sst", "sss"]
+    xr.testing.assert_identical(both.sel(variable=["sst"]), metrics.score(filled, truth))
+    assert list(metrics.score(filled, truth, ["sst"]).variable.values) == ["sst"]
+
+
+def test_wrong_input_names_the_dimension_and_both_sizes() -> None:
+    filled, truth = filled_and_truth()
+    with pytest.raises(InputError, match=r"'time'.*size 6 .* 4 in the truth.*2 coordinates"):
+        metrics.score(filled, truth.isel(time=slice(0, 4)))
+    with pytest.raises(InputError, match=r"'lat'.*size 4 .* 3 in the truth"):
+        metrics.score(filled.drop_vars("lat"), truth.isel(lat=slice(0, 3)))
+    with pytest.raises(InputError, match=r"'depth'.*size none .* 2 in the truth"):
+        metrics.score(filled, truth.expand_dims(depth=2))
+    with pytest.raises(InputError, match=r"'time'.*size 6 .* none in the truth"):
+        metrics.score(filled, truth.isel(time=0, drop=True))
+    with pytest.raises(InputError, match=r"'time'.*6 coordinates"):
+        metrics.score(filled, truth.assign_coords(time=np.arange(6)))
+    with pytest.raises(InputError, match="no variable 'sst'"):
+        metrics.score(filled, truth.rename(sst="sss"))
+    with pytest.raises(InputError, match="no filled variable chl"):
+        metrics.score(filled, truth, ["chl"])
+    with pytest.raises(InputError, match="at all"):
+        metrics.score(truth, truth)
+    with pytest.raises(InputError, match="NaN"):
+        metrics.score(filled.assign(sst=filled.sst * np.nan), truth)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-5, 5), st.floats(0.1, 10))
+@settings(max_examples=30, deadline=None)
+def test_scores_follow_a_change_of_units(seed: int, offset: float, factor: float) -> None:
+    rng = np.random.default_rng(seed)
+    value, truth, missing = rng.normal(size=(3, 4)), rng.normal(size=(3, 4)), rng.random((3, 4)) < 0.5
+    missing[0, 0] = True
+    std, members = 0.1 + rng.random((3, 4)), rng.normal(size=(5, 3, 4))
+    plain = metrics.score_arrays(value, truth, missing, std=std, members=members)
+    scaled = metrics.score_arrays(
+        offset + factor * value,
+        offset + factor * truth,
+        missing,
+        std=factor * std,
+        members=offset + factor * members,
+    )
+    powers = {"mse": 2, "mse_all": 2, "rmse": 1, "mae": 1, "bias": 1, "crps": 1}
+    for key in SCORES:
+        assert scaled[key] == pytest.approx(plain[key] * factor ** powers.get(key, 0), rel=1e-6, abs=1e-9)
