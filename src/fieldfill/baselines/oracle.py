@@ -1,0 +1,62 @@
+"""The best anybody can do: the exact posterior of a Gaussian field whose law is known.
+
+Every window of the record is conditioned on all its observations, E[x | y] and Var[x | y], and the windows
+are blended as those of the filler are. It learns nothing: the covariance is given, not estimated.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fieldfill.baselines.base import Baseline, Gappy
+from fieldfill.errors import InputError
+from fieldfill.pde.gaussian import GaussianField
+from fieldfill.windows import Blend, cover
+
+__all__ = ["GaussianOptimum"]
+
+
+@dataclass(kw_only=True, eq=False)
+class GaussianOptimum(Baseline):
+    """Posterior mean and standard deviation of a :class:`~fieldfill.pde.gaussian.GaussianField`.
+
+    Parameters
+    ----------
+    field
+        The law of the data, mean 0; every variable is taken as a field of its own with this law.
+    window, stride
+        Frames that are conditioned together and their advance from window to window (half a window unless
+        given). By default the window is the whole record.
+    uncertainty
+        False leaves the standard deviation out, which takes the larger part of the time.
+    """
+
+    name: ClassVar[str] = "optimum"
+    field: GaussianField
+    window: int | None = None
+    stride: int | None = None
+    uncertainty: bool = True
+
+    def _learn(self, data: Gappy) -> None:
+        super()._learn(data)
+        if data.domain.shape[1:] != self.field.shape:
+            raise InputError(f"the grid is {data.domain.shape[1:]}, the Gaussian field's {self.field.shape}")
+
+    def _estimate(self, data: Gappy) -> tuple[np.ndarray, np.ndarray | None]:
+        frames = data.values.shape[2]
+        length = self.window or frames
+        mean, std = np.empty(data.values.shape), np.empty(data.values.shape)
+        for s, c in np.ndindex(data.values.shape[:2]):
+            inside = torch.from_numpy(data.domain[c])
+            means, spreads = Blend(frames, length), Blend(frames, length)
+            for start in cover(frames, length, self.stride or max(1, length // 2)):
+                part = slice(start, start + length)
+                values, observed = (torch.from_numpy(a[s, c, part]) for a in (data.values, data.observed))
+                x, variance = self.field.posterior(values, observed, inside, variance=self.uncertainty)
+                means.add(start, x.numpy())
+                # Overlapping windows make almost the same error: their standard deviations are averaged.
+                spreads.add(start, variance.clamp(min=0).sqrt().numpy())
+            mean[s, c], std[s, c] = means.mean(), spreads.mean()
+        return mean, std if self.uncertainty else None
