@@ -1,0 +1,515 @@
+"""The report as its readers meet it: as text, and opened from a file in a real browser without a network."""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from fieldfill.errors import InputError, MissingPackage
+from fieldfill.record import FLAGS, open_record
+from fieldfill.report import Story, picture, write_report
+from fieldfill.report.headline import best_alternative
+from fieldfill.report.maps import movie
+from fieldfill.report.story import PAGE_BYTES, read_fields, read_record, thinning, typical_frame
+from fieldfill.report.words import number, percent, pretty_units
+
+pytest.importorskip("plotly", reason="the report needs plotly")
+pytest.importorskip("cmcrameri", reason="the report needs cmcrameri")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+in_browser = pytest.mark.skipif(
+    CHROMIUM is None or shutil.which("bash") is None,
+    reason="no chromium here: the report is not tried in a real browser (apt-get install chromium)",
+)
+
+
+class Browser:
+    """A headless chromium spoken to over a pair of pipes in its debugging protocol."""
+
+    FLAGS = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--remote-debugging-pipe",
+    )
+
+    def __init__(self, profile: Path) -> None:
+        command_out, self.command = os.pipe()
+        self.answer, answer_in = os.pipe()
+        # The browser wants its pipes as descriptors 3 and 4: the shell moves them there from higher numbers.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 30) for end in (command_out, answer_in)]
+        shell = f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}'
+        arguments = [str(CHROMIUM), *self.FLAGS, f"--user-data-dir={profile}"]
+        self.process = subprocess.Popen(
+            ["bash", "-c", shell, "bash", *arguments],
+            pass_fds=ends,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for end in (command_out, answer_in, *ends):
+            os.close(end)
+        self.buffer, self.count = b"", 0
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params}
+        os.write(
+            self.command, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
+        )
+        while True:
+            answer = self.receive()
+            if answer.get("id") == self.count:
+                assert "error" not in answer, f"{method}: {answer}"
+                return answer["result"]
+            self.events.append(answer)
+
+    def receive(self, patience: float = 60) -> dict[str, Any]:
+        while b"\0" not in self.buffer:
+            ready, _, _ = select.select([self.answer], [], [], patience)
+            assert ready, "the browser does not answer"
+            more = os.read(self.answer, 2**20)
+            assert more, "the browser has gone"
+            self.buffer += more
+        message, self.buffer = self.buffer.split(b"\0", 1)
+        return json.loads(message)
+
+    def open(self, page: Path, width: int = 1300, height: int = 900) -> "Tab":
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        tab = Tab(self, session)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            tab.call(f"{domain}.enable")
+        tab.resize(width, height)
+        tab.call("Page.navigate", url=page.resolve().as_uri())
+        tab.wait("document.readyState === 'complete'")
+        return tab
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.command)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.answer)
+
+
+class Tab:
+    """One page: what it shows, what it complains about, and what it asks the network for."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self.browser, self.session = browser, session
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        return self.browser.call(method, self.session, **params)
+
+    def resize(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def run(self, script: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def wait(self, condition: str, patience: float = 60) -> bool:
+        end = time.monotonic() + patience
+        while not (met := bool(self.run(condition))) and time.monotonic() < end:
+            time.sleep(0.05)
+        return met
+
+    def drawn(self, patience: float = 60) -> bool:
+        return self.wait("document.body.dataset.drawn !== undefined", patience)
+
+    def of(self, method: str) -> list[dict[str, Any]]:
+        found = [event for event in self.browser.events if event.get("sessionId") == self.session]
+        return [event["params"] for event in found if event["method"] == method]
+
+    def complaints(self) -> list[str]:
+        printed = [
+            call
+            for call in self.of("Runtime.consoleAPICalled")
+            if call["type"] in ("error", "warning", "assert")
+        ]
+        logged = [entry["entry"] for entry in self.of("Log.entryAdded")]
+        return [json.dumps(item) for item in (*printed, *logged, *self.of("Runtime.exceptionThrown"))]
+
+    def requests(self) -> list[str]:
+        """Addresses that lie outside this file."""
+        asked = [event["request"]["url"] for event in self.of("Network.requestWillBeSent")]
+        return [url for url in asked if not url.startswith(("file:", "data:", "blob:"))]
+
+    def undrawn(self) -> list[str]:
+        """Figures without a picture: a map must hold an image or a canvas, a curve a path, of some size."""
+        return self.run(
+            """[...document.querySelectorAll(".plot")].filter(plot => {
+                const marks = [...plot.querySelectorAll(".heatmaplayer image, .trace path, canvas")];
+                return !marks.some(mark => mark.getBoundingClientRect().width > 20);
+            }).map(plot => plot.id)"""
+        )
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    profile = tempfile.mkdtemp()
+    running = Browser(Path(profile))
+    yield running
+    running.close()
+    shutil.rmtree(profile, ignore_errors=True)
+
+
+def gappy(rows: int = 12, columns: int = 15, frames: int = 10, **names: str) -> xr.Dataset:
+    """Waves on a sea with a square of land in its south-west corner, half of it hidden."""
+    rng = np.random.default_rng(0)
+    frame, row, column = np.meshgrid(np.arange(frames), np.arange(rows), np.arange(columns), indexing="ij")
+    x = 10 + np.sin(0.5 * row + 0.3 * frame) + 0.1 * column
+    x[:, :3, :3] = np.nan
+    x[rng.random(x.shape) < 0.5] = np.nan
+    x[0, np.isnan(x[0]) & ~((row[0] < 3) & (column[0] < 3))] = (
+        10.0  # every cell of the sea is seen at least once
+    )
+    coords = {
+        "time": np.datetime64("2024-03-01", "ns") + np.arange(frames) * np.timedelta64(1, "D"),
+        "lat": ("lat", 50 + 0.5 * np.arange(rows), {"units": "degrees_north", "standard_name": "latitude"}),
+        "lon": ("lon", 4 + 0.5 * np.arange(columns), {"units": "degrees_east", "standard_name": "longitude"}),
+    }
+    attrs = {"units": "m s-1", "long_name": "speed of </script> & <b>water</b>"}
+    variables = {name: (("time", "lat", "lon"), x + i, attrs) for i, name in enumerate(names or ["u"])}
+    return xr.Dataset(variables, coords)
+
+
+def tell(data: xr.Dataset, **more: Any) -> Story:
+    """A story about a fill that is the mean plus noise, with an uncertainty."""
+    record = open_record(data)
+    rng = np.random.default_rng(1)
+    shape = record.shape
+    mean = np.broadcast_to(record.mean[None, :, None, None, None], shape)
+    unsupported = np.zeros(shape, bool)
+    unsupported[..., -2:, -2:] = True
+    filled = record.to_dataset(
+        mean + 0.3 * rng.standard_normal(shape), np.full(shape, 0.5), unsupported, history="did"
+    )
+    return Story(filled=filled, **more)
+
+
+def whole(data: xr.Dataset) -> Story:
+    """A story with everything in it."""
+    bare = tell(data)
+    names = list(map(str, data.data_vars))
+    exposure = xr.Dataset(
+        coords={"lat": data.lat, "lon": data.lon}, attrs={"partition": "swap", "verdict": "partly"}
+    )
+    for name in names:
+        share = np.linspace(0, 0.6, data.lat.size * data.lon.size).reshape(data.lat.size, -1)
+        exposure[f"{name}_exposure"] = (("lat", "lon"), share)
+        exposure[f"{name}_unsupported"] = (("lat", "lon"), share == 0)
+    scores = {"climatology": 4.0, "eof": 2.0, "fieldfill": 1.0, "optimum": 0.8}
+    return replace(
+        bare,
+        truth=bare.filled[names] + 0.1,
+        exposure=exposure,
+        words="partly: one cell cannot be learnt",
+        history=[
+            {"step": s, "seconds": 2.0 * s, "loss": 1 / s, "validation": 1 / s + 0.1} for s in (10, 20, 30)
+        ],
+        scores={name: {"mse": mse, "rmse": mse**0.5} for name, mse in scores.items()},
+        made={"command": "fieldfill demo <x>", "seed": "0"},
+        title="A title & more",
+    )
+
+
+def sections(page: Path) -> set[str]:
+    return {re.sub(r"\d+$", "", key) for key in re.findall(r'<section id="([a-z]+\d*)"', page.read_text())}
+
+
+def own_text(page: Path) -> str:
+    """The page without plotly's script, which names addresses that it never asks for."""
+    from plotly.offline import get_plotlyjs
+
+    return page.read_text().replace(get_plotlyjs(), "")
+
+
+@in_browser
+def test_every_figure_is_drawn_without_network_or_complaint(browser: Browser, tmp_path: Path) -> None:
+    tab = browser.open(write_report(whole(gappy()), tmp_path / "report.html"))
+    assert tab.drawn()
+    assert tab.undrawn() == []
+    assert tab.run("document.querySelectorAll('.plot').length") == 11
+    assert tab.complaints() == []
+    assert tab.requests() == []
+
+
+@in_browser
+def test_the_slider_moves_all_maps_to_the_frame_chosen(browser: Browser, tmp_path: Path) -> None:
+    story = whole(gappy())
+    tab = browser.open(write_report(story, tmp_path / "report.html"))
+    assert tab.drawn()
+    flag, value = story.filled.u_flag.values, story.filled.u.values
+    expected = {
+        "observed-0": np.where(flag == 0, value, np.nan),
+        "filled-0": value,
+        "truth-0": story.truth.u.values,
+    }
+    for frame in (0, 7):
+        tab.run(
+            f"var slider = document.querySelector('input'); slider.value = {frame};"
+            " slider.dispatchEvent(new Event('input')); 0"
+        )
+        tab.run("new Promise(done => setTimeout(done, 200))")
+        assert (
+            tab.run("document.querySelector('output').textContent")
+            == str(story.filled.time.values[frame])[:10]
+        )
+        for panel, fields in expected.items():
+            rows = tab.run(
+                f"document.getElementById('{panel}').data[1].z.map(r => [...r].map(v => isNaN(v) ? null : v))"
+            )
+            np.testing.assert_allclose(np.array(rows, float), fields[frame], atol=1e-3)
+    assert tab.complaints() == []
+
+
+@in_browser
+def test_a_story_of_several_variables_and_nothing_else_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    tab = browser.open(write_report(tell(gappy(h="", v="")), tmp_path / "report.html"), width=420)
+    assert tab.drawn()
+    assert tab.undrawn() == [] and tab.complaints() == [] and tab.requests() == []
+    assert tab.run("document.documentElement.scrollWidth") <= 420
+
+
+@in_browser
+def test_the_browser_notices_a_script_from_elsewhere_and_a_broken_figure(
+    browser: Browser, tmp_path: Path
+) -> None:
+    page = write_report(whole(gappy()), tmp_path / "report.html")
+    text = page.read_text()
+    foreign = tmp_path / "foreign.html"
+    foreign.write_text(
+        text.replace("<main>", '<main><script src="https://cdn.example.org/x.js"></script>', 1)
+    )
+    tab = browser.open(foreign)
+    assert tab.requests() == ["https://cdn.example.org/x.js"] and tab.complaints()
+    empty = tmp_path / "empty.html"
+    empty.write_text(
+        re.sub(r'"training-curve":\{"data":\[.*?\],"layout"', '"training-curve":{"data":[],"layout"', text)
+    )
+    tab = browser.open(empty)
+    assert tab.drawn() and tab.undrawn() == ["training-curve"]
+    broken = tmp_path / "broken.html"
+    broken.write_text(text.replace('"training-curve":{', '"training-lost":{', 1))
+    tab = browser.open(broken)
+    assert tab.complaints() and not tab.drawn(patience=1)
+
+
+def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
+    page = write_report(whole(gappy()), tmp_path / "report.html")
+    text = own_text(page)
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!#|data:)""", text)
+    assert "http" not in text and "@import" not in text and "url(" not in text
+    assert page.stat().st_size < 12e6
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert len(names) == len(set(names)) > 15
+
+
+@pytest.mark.parametrize(
+    "absent, lost",
+    [
+        ({}, set()),
+        ({"truth": None, "scores": {}}, {"scores", "distance"}),
+        ({"scores": {}}, set()),
+        ({"truth": None}, {"distance"}),
+        ({"exposure": None}, {"exposure"}),
+        ({"history": []}, {"training"}),
+    ],
+)
+def test_a_section_is_left_out_with_what_it_tells(absent: dict, lost: set[str], tmp_path: Path) -> None:
+    everything = {"observed", "maps", "scores", "distance", "exposure", "training", "made"}
+    story = replace(whole(gappy()), **absent)
+    assert sections(write_report(story, tmp_path / "report.html")) == everything - lost
+
+
+def test_names_from_the_file_cannot_break_the_page(tmp_path: Path) -> None:
+    text = own_text(write_report(whole(gappy()), tmp_path / "report.html"))
+    assert text.count("</script>") == text.count("<script") == 4
+    assert "<b>water</b>" not in text and "A title &amp; more" in text
+
+
+def test_the_headline_says_what_the_scores_say(tmp_path: Path) -> None:
+    story = whole(gappy())
+    text = own_text(write_report(story, tmp_path / "report.html"))
+    lead = re.search(r'<p class="lead">(.*?)</p>', text)[1]
+    flag = story.filled.u_flag
+    share = float(flag.isin([1, 2]).sum() / (flag != 3).sum())
+    assert percent(share) in lead and "0.50 ×" in lead and "1.25 ×" in lead and "DINEOF" in lead
+    assert "0.100 m s⁻¹" in lead and "hold <b>100 %</b>" in lead
+    assert best_alternative(story.scores) == "eof"
+
+
+def test_ours_and_the_bounds_are_marked_in_the_table(tmp_path: Path) -> None:
+    text = own_text(write_report(whole(gappy()), tmp_path / "report.html"))
+    rows = dict(re.findall(r'<tr class="(ours|bound)"><td>(.*?)</td>', text))
+    assert rows == {"ours": "fieldfill", "bound": "optimum – the exact answer, cannot be passed"}
+    assert len(re.findall('<tr class="bound">', text)) == 2
+
+
+@pytest.mark.parametrize("order", [("time", "lat", "lon"), ("lon", "lat", "time")])
+@pytest.mark.parametrize("step", [1, -1])
+def test_maps_have_north_up_and_east_right_however_the_file_is_stored(
+    order: tuple[str, ...], step: int
+) -> None:
+    story = whole(gappy())
+    straight = read_fields(story, read_record(story))[0]
+    turned = story.filled.isel(lat=slice(None, None, step), lon=slice(None, None, step)).transpose(*order)
+    turned_story = replace(story, filled=turned)
+    field = read_fields(turned_story, read_record(turned_story))[0]
+    assert (np.diff(field.grid.y) > 0).all() and (np.diff(field.grid.x) > 0).all()
+    assert not field.domain[0, 0] and field.domain[-1, -1]
+    for name in ("value", "flag", "std", "truth", "seen", "exposure"):
+        np.testing.assert_array_equal(getattr(field, name), getattr(straight, name))
+
+
+def test_a_degree_of_longitude_is_shorter_than_one_of_latitude() -> None:
+    story = tell(gappy())
+    grid = read_fields(story, read_record(story))[0].grid
+    assert grid.ratio == pytest.approx(1 / np.cos(np.deg2rad(50 + 0.5 * 5.5)))
+    assert grid.aspect == pytest.approx(grid.ratio * 12 / 15)
+    plain = replace(story, filled=story.filled.drop_vars(["lat", "lon"]).rename(lat="y", lon="x"))
+    assert read_fields(plain, read_record(plain))[0].grid.ratio == 1
+
+
+def test_the_first_sample_is_shown_and_said_to_be(tmp_path: Path) -> None:
+    one = gappy()
+    many = xr.concat([one, one + 100], dim="sample")
+    many["u"].attrs = one.u.attrs
+    story = tell(many)
+    field = read_fields(story, read_record(story))[0]
+    np.testing.assert_array_equal(field.value, story.filled.u.isel(sample=0).values)
+    assert "first of 2 samples" in own_text(write_report(story, tmp_path / "report.html"))
+
+
+@pytest.mark.parametrize(
+    "shape, frames, stride", [((12, 15), 120, 1), ((90, 100), 55, 1), ((300, 400), 24, 3)]
+)
+def test_large_records_are_thinned_evenly_and_stay_within_the_budget(
+    shape: tuple[int, int], frames: int, stride: int
+) -> None:
+    total = 300
+    found, chosen = thinning((1, 1, total, *shape))
+    cells = -(-shape[0] // found) * -(-shape[1] // found)
+    assert found == stride and abs(len(chosen) - frames) <= 15
+    assert len(chosen) * cells * 10 <= PAGE_BYTES
+    assert chosen[0] == 0 and chosen[-1] == total - 1 and np.ptp(np.diff(chosen)) <= 1
+
+
+def test_the_script_knows_the_flags() -> None:
+    assert list(FLAGS.items()) == [
+        ("observed", 0),
+        ("filled", 1),
+        ("filled_without_support", 2),
+        ("outside_domain", 3),
+    ]
+
+
+def test_packed_frames_keep_four_digits_and_the_gaps() -> None:
+    story = whole(gappy())
+    field = read_fields(story, read_record(story))[0]
+    packed = movie(field)
+    for name in ("value", "truth", "std"):
+        codes = np.frombuffer(base64.b64decode(packed[name]["codes"]), "<u2").reshape(field.value.shape)
+        values = np.where(
+            codes == 65535, np.nan, packed[name]["low"] + packed[name]["step"] * codes.astype(float)
+        )
+        np.testing.assert_allclose(values, getattr(field, name), atol=1e-4)
+    assert packed["start"] == typical_frame(field) < field.value.shape[0]
+
+
+def test_a_report_never_overwrites_unasked_and_never_stays_half_written(tmp_path: Path) -> None:
+    page = write_report(tell(gappy()), tmp_path / "report.html")
+    with pytest.raises(InputError, match="already exists"):
+        write_report(tell(gappy()), page)
+    assert write_report(tell(gappy()), page, overwrite=True) == page
+    with pytest.raises(InputError, match="does not exist"):
+        write_report(tell(gappy()), tmp_path / "nowhere" / "report.html")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_data_set_that_was_not_filled_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"v_flag.*holds u"):
+        write_report(Story(filled=gappy()), tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("package", ["plotly", "cmcrameri", "matplotlib"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    write = picture if package == "matplotlib" else write_report
+    with pytest.raises(MissingPackage, match=rf"'{package}'.*fieldfill\[report\]"):
+        write(tell(gappy()), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_picture_is_small_and_replaces_an_older_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        path = picture(whole(gappy()), tmp_path / "picture.png")
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG") and 5e3 < len(content) < 150e3
+
+
+@pytest.mark.parametrize(
+    "units, printed",
+    [
+        ("degC", "°C"),
+        ("m s-1", "m s⁻¹"),
+        ("W m**-2", "W m⁻²"),
+        ("1", ""),
+        ("K", "K"),
+        ("degrees_north", "°N"),
+    ],
+)
+def test_units_are_printed_as_people_write_them(units: str, printed: str) -> None:
+    assert pretty_units(units) == printed
+
+
+def test_numbers_keep_three_digits() -> None:
+    printed = {
+        0.5: "0.500",
+        12.345: "12.3",
+        0: "0.00",
+        -3.21e-7: "−3.21e−07",
+        1234.6: "1235",
+        0.09999: "0.100",
+    }
+    assert {value: number(value) for value in printed} == printed
+
+
+def test_shares_are_never_rounded_to_none_or_all() -> None:
+    printed = {0: "0 %", 1e-4: "< 0.1 %", 0.055: "5.5 %", 0.614: "61 %", 0.999: "99.9 %", 1: "100 %"}
+    assert {share: percent(share) for share in printed} == printed
