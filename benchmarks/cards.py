@@ -18,9 +18,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 def strips(name: str, rows: dict[str, Tensor], times: list[float], unit: str) -> None:
     """One row of frames per entry of ``rows``, each (T, H, W), each with its own symmetric colour scale."""
     shown = [round(n * (len(times) - 1) / 4) for n in range(5)]
-    figure, axes = plt.subplots(
-        len(rows), 5, figsize=(8, 1.65 * len(rows) + 0.2), squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(len(rows), 5, figsize=(8, 1.65 * len(rows) + 0.2), squeeze=False, layout="constrained")
     for line, (label, frames) in zip(axes, rows.items()):
         limit = frames[shown].abs().quantile(0.995).item()
         for axis, frame in zip(line, shown):
@@ -41,9 +39,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(4)
     advection = Advection()
     fields, parameters = advection.simulate(2, generator)
-    labels = [
-        f"u, velocity ({x:.2f}, {y:.2f})" for x, y in zip(parameters["velocity_x"], parameters["velocity_y"])
-    ]
+    labels = [f"u, velocity ({x:.2f}, {y:.2f})" for x, y in zip(parameters["velocity_x"], parameters["velocity_y"])]
     times = list(advection.coordinates()["time"][0])
     strips("advection", dict(zip(labels, fields[:, 0])), times, "")
 

@@ -83,9 +83,7 @@ def clock(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     observed = CloudMask().sample((500, 1, 8, 64, 64), generator)
     start = time.perf_counter()
-    best, audits = compare(
-        candidates(observed), observed, torch.ones((1, 64, 64), dtype=torch.bool), generator
-    )
+    best, audits = compare(candidates(observed), observed, torch.ones((1, 64, 64), dtype=torch.bool), generator)
     row = {
         "bench": "exposure_time",
         "seed": seed,

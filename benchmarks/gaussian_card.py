@@ -94,9 +94,7 @@ def draw_maps(axes: np.ndarray, observed: Tensor, generator: Generator) -> None:
     }
     for line, (name, field) in zip(axes, rows.items()):
         scale = (
-            {"cmap": cm.batlow, "vmin": 0, "vmax": 1}
-            if "std" in name
-            else {"cmap": cm.vik, "vmin": -2.5, "vmax": 2.5}
+            {"cmap": cm.batlow, "vmin": 0, "vmax": 1} if "std" in name else {"cmap": cm.vik, "vmin": -2.5, "vmax": 2.5}
         )
         for axis, t in zip(line, (1, 3, 5)):
             axis.set_facecolor("0.85")

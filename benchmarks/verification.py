@@ -72,9 +72,7 @@ def advection_rows() -> list[dict]:
     velocity = {"velocity_y": double(*[2.0] * 8), "velocity_x": double(*[-6.0] * 8)}
     fields = simulator.evolve(first, velocity)
     rolled = torch.stack([torch.roll(first, (n, -3 * n), (-2, -1)) for n in range(50)], dim=2)
-    rows = [
-        bound_row("advection: spectral solution, largest error", (fields - rolled).abs().max().item(), 1e-12)
-    ]
+    rows = [bound_row("advection: spectral solution, largest error", (fields - rolled).abs().max().item(), 1e-12)]
     for order in (1, 2, 3, 5):
         errors, sizes = [], [64, 128, 256]
         for size in sizes:
@@ -130,9 +128,7 @@ def navier_stokes_rows() -> list[dict]:
     steps, last_frames = [32, 64, 128, 256], []
     for n in [*steps, 1024]:
         courant = 64 / (2 * math.pi * n)
-        last_frames.append(
-            model(64, frames=2, interval=1.0, courant=courant).evolve(first, thousand)[:, :, -1]
-        )
+        last_frames.append(model(64, frames=2, interval=1.0, courant=courant).evolve(first, thousand)[:, :, -1])
     errors = [rms(last - last_frames[-1]) for last in last_frames[:-1]]
     rows.append(order_row("Navier-Stokes: turbulence at Re 1000, time step", steps, errors, 4))
     full = {"size": 160, "frames": 101, "reynolds": (1000.0, 1000.0)}
@@ -225,9 +221,7 @@ def draw_dispersion(axis: Axes) -> None:
     k, omega, power = dispersion()
     image = torch.log10(power / power.amax(dim=0) + 1e-8)
     inside = slice(1, -1)  # the mean has no power, and neither has the Nyquist mode
-    axis.pcolormesh(
-        k[inside] * 1e6, omega * 1e3, image[:, inside], cmap="Blues", vmin=-6, vmax=0, rasterized=True
-    )
+    axis.pcolormesh(k[inside] * 1e6, omega * 1e3, image[:, inside], cmap="Blues", vmin=-6, vmax=0, rasterized=True)
     axis.plot(k * 1e6, (F**2 + G * DEPTH * k**2).sqrt() * 1e3, "C3", lw=1, label="equation")
     d = 2.0e6 / 64
     grid = ((F * torch.cos(k * d / 2)) ** 2 + G * DEPTH * (2 / d * torch.sin(k * d / 2)) ** 2).sqrt()

@@ -22,7 +22,12 @@ def era5() -> Path:
 
 
 def gappy_dataset(
-    frames: int = 20, rows: int = 9, columns: int = 12, dtype: str = "float32", seed: int = 0, names: str = "sst"
+    frames: int = 20,
+    rows: int = 9,
+    columns: int = 12,
+    dtype: str = "float32",
+    seed: int = 0,
+    names: str = "sst",
 ) -> xr.Dataset:
     """Smooth moving waves with random gaps; the first column is land."""
     rng = np.random.default_rng(seed)
@@ -32,7 +37,11 @@ def gappy_dataset(
         field = 10 + np.sin(0.6 * x + 0.3 * t + i) + np.cos(0.5 * y - 0.2 * t)
         field[rng.random(field.shape) < 0.4] = np.nan
         field[:, :, 0] = np.nan
-        variables[name] = (("time", "lat", "lon"), field.astype(dtype), {"units": "degC", "long_name": f"test {name}"})
+        variables[name] = (
+            ("time", "lat", "lon"),
+            field.astype(dtype),
+            {"units": "degC", "long_name": f"test {name}"},
+        )
     time = np.datetime64("2020-01-01", "ns") + np.arange(frames) * np.timedelta64(1, "D")
     return xr.Dataset(
         variables,

@@ -75,9 +75,7 @@ def check_contract(filled: xr.Dataset, ds: xr.Dataset, domain: np.ndarray, sprea
         assert (f"{name}_std" in filled) == spread
         if spread:
             std = filled[f"{name}_std"].values
-            assert (
-                (std[observed] == 0).all() and (std[flag == 1] > 0).all() and np.isnan(std[flag == 3]).all()
-            )
+            assert (std[observed] == 0).all() and (std[flag == 1] > 0).all() and np.isnan(std[flag == 3]).all()
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -223,9 +221,7 @@ def test_biharmonic_is_bit_for_bit_that_of_scikit_image() -> None:
     assert np.array_equal(out[0][gap], expected[gap])
 
 
-@pytest.mark.parametrize(
-    "name", ["telea", "navier_stokes", "biharmonic", "inpainting", "nearest", "oi", "eof"]
-)
+@pytest.mark.parametrize("name", ["telea", "navier_stokes", "biharmonic", "inpainting", "nearest", "oi", "eof"])
 def test_values_on_land_change_nothing(name: str) -> None:
     ds = record()
     flooded = ds.copy(deep=True)
@@ -285,8 +281,7 @@ def test_nearest_weighs_frames_against_cells() -> None:
     x[0, 0, 3], x[1, 0, 0] = 1.0, 2.0
     ds = xr.Dataset({"v": (("time", "y", "x"), x)})
     far, near = (
-        baselines.Nearest(frame_cells=cells, domain=np.ones((1, 4))).fit(ds).fill(ds).v.values
-        for cells in (4, 2)
+        baselines.Nearest(frame_cells=cells, domain=np.ones((1, 4))).fit(ds).fill(ds).v.values for cells in (4, 2)
     )
     assert far[0, 0, 0] == 1.0 and near[0, 0, 0] == 2.0
 
@@ -298,9 +293,7 @@ def test_neighbours_close_the_circle_on_periodic_axes() -> None:
     assert neighbours(x, everywhere, (False, True))[0, 6] == 5.0
 
 
-@pytest.mark.parametrize(
-    "name", ["nearest", "temporal", "telea", "navier_stokes", "biharmonic", "linear_time"]
-)
+@pytest.mark.parametrize("name", ["nearest", "temporal", "telea", "navier_stokes", "biharmonic", "linear_time"])
 def test_values_are_taken_across_the_seam_of_a_periodic_axis(name: str) -> None:
     x = np.full((2, 6, 12), np.nan)
     x[..., :2], x[..., 6:8] = 1.0, 0.0

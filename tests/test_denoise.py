@@ -1,5 +1,7 @@
 """Laws of the networks, skips, the denoiser and its loss."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def test_noise_level_changes_the_answer() -> None:
     denoiser = _trained_a_little(shape)
     x, context = torch.ones(shape), torch.ones(shape, dtype=torch.bool)
     answers = [denoiser(torch.tensor([t]), x, context) for t in (1e-3, 0.01, 0.1, 0.5, 1.0)]
-    assert all((a - b).abs().max() > 1e-3 for a, b in zip(answers, answers[1:]))
+    assert all((a - b).abs().max() > 1e-3 for a, b in pairwise(answers))
 
 
 def _trained_a_little(shape):

@@ -11,9 +11,7 @@ from fieldfill.baselines.eof import leading, project
 ROWS, COLUMNS, FRAMES = 9, 11, 70
 
 
-def planted(
-    seed: int, rank: int = 3, noise: float = 0.0, variables: int = 1
-) -> tuple[xr.Dataset, xr.Dataset]:
+def planted(seed: int, rank: int = 3, noise: float = 0.0, variables: int = 1) -> tuple[xr.Dataset, xr.Dataset]:
     """``rank`` patterns with random amplitudes, half hidden by smooth clouds: (gappy, truth)."""
     rng = np.random.default_rng(seed)
     amplitudes = rng.normal(size=(rank, FRAMES)) * (3.0 / np.arange(1, rank + 1))[:, None]

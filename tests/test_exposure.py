@@ -57,9 +57,7 @@ def test_blocks_minus_one_have_exposure_one_over_missing_plus_one(observed: int,
         assert (exposure[c] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "partition", [PixelPartition(), PixelPartition(0.7, 0.7), HideMore(0.7), AllObserved()]
-)
+@pytest.mark.parametrize("partition", [PixelPartition(), PixelPartition(0.7, 0.7), HideMore(0.7), AllObserved()])
 def test_pixel_contexts_on_block_masks_have_no_exposure_on_missing_blocks(partition: Partition) -> None:
     law = block_law(5)
     context, _ = partition.split(law[0][:5], seeded())
@@ -162,9 +160,7 @@ def test_the_estimated_exposure_is_right_within_its_stated_error(model, partitio
     domain = torch.ones((1, 12, 12), dtype=torch.bool)
     cases = estimate(partition, observed, domain, seeded(1), cells=30_000)
     standard = cases.exposure.std() / len(cases.window.unique()) ** 0.5
-    assert cases.exposure.mean().item() == pytest.approx(
-        expected, abs=0.025 + 2 * float(standard) + cases.gap
-    )
+    assert cases.exposure.mean().item() == pytest.approx(expected, abs=0.025 + 2 * float(standard) + cases.gap)
 
 
 def test_the_audit_is_exact_when_few_masks_repeat_and_estimated_otherwise() -> None:
@@ -202,9 +198,7 @@ def test_cells_that_no_window_observes_are_named_and_land_is_not() -> None:
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_the_comparison_recommends_a_partition_with_the_structure_of_the_masks(
-    model, right: set[str]
-) -> None:
+def test_the_comparison_recommends_a_partition_with_the_structure_of_the_masks(model, right: set[str]) -> None:
     observed = model.sample((80, 1, 3, 18, 18), seeded())
     candidates: dict[str, Partition] = {
         "pixel": PixelPartition(),
@@ -213,9 +207,7 @@ def test_the_comparison_recommends_a_partition_with_the_structure_of_the_masks(
         "swap": MaskSwap(observed),
         "single": MaskSwap(observed, keep=None),
     }
-    best, audits = compare(
-        candidates, observed, torch.ones((1, 18, 18), dtype=torch.bool), seeded(1), cells=25_000
-    )
+    best, audits = compare(candidates, observed, torch.ones((1, 18, 18), dtype=torch.bool), seeded(1), cells=25_000)
     assert best in right, {n: a.unlearnable_share for n, a in audits.items()}
     if not isinstance(model, PixelMask):
         assert audits["pixel"].verdict == "unlearnable"

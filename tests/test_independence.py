@@ -71,15 +71,11 @@ def test_cloudiness_is_the_hidden_share_of_the_domain_nearby() -> None:
     g = cloudiness(observed, domain, size=3)
     assert g[0, 0, 1, 4, 4].item() == pytest.approx(1 / 9) and g[0, 0, 1, 4, 6] == 0
     domain[0, :, 5:] = False
-    assert cloudiness(observed & domain[None, :, None], domain, size=3)[
-        0, 0, 1, 4, 4
-    ].item() == pytest.approx(1 / 6)
+    assert cloudiness(observed & domain[None, :, None], domain, size=3)[0, 0, 1, 4, 4].item() == pytest.approx(1 / 6)
 
 
 def test_one_seed_gives_one_result_and_few_windows_are_refused() -> None:
     values, observed = data(0.3, seeded(6))
-    assert independence(values, observed, DOMAIN, seeded(1)) == independence(
-        values, observed, DOMAIN, seeded(1)
-    )
+    assert independence(values, observed, DOMAIN, seeded(1)) == independence(values, observed, DOMAIN, seeded(1))
     with pytest.raises(InputError, match="shorter windows"):
         independence(values[:8], observed[:8], DOMAIN, seeded())

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import gappy_dataset
 
+from conftest import gappy_dataset
 from fieldfill.errors import InputError
 from fieldfill.io import open_dataset, replacing, save_dataset
 from fieldfill.record import open_record
@@ -102,7 +102,10 @@ def era5_layout(kind: str) -> xr.Dataset:
     coords = {"latitude": np.linspace(58, 57, 5), "longitude": np.linspace(350, 351.75, 8)}
     if kind == "old":
         dims = ("time", "latitude", "longitude")
-        return xr.Dataset({"t2m": (dims, rng.normal(size=shape)), "u10": (dims, rng.normal(size=shape))}, {"time": time, **coords})
+        return xr.Dataset(
+            {"t2m": (dims, rng.normal(size=shape)), "u10": (dims, rng.normal(size=shape))},
+            {"time": time, **coords},
+        )
     if kind == "expver":
         values = rng.normal(size=(6, 2, 5, 8))
         values[:4, 1] = np.nan
@@ -115,7 +118,9 @@ def era5_layout(kind: str) -> xr.Dataset:
         return xr.Dataset({"t2m": (dims, rng.normal(size=shape))}, {"valid_time": time, **extra, **coords})
     dims = ("time", "latitude", "longitude")
     names = ("2m_temperature", "10m_u_component_of_wind")
-    return xr.Dataset({name: (dims, rng.normal(size=shape).astype("float32")) for name in names}, {"time": time, **coords})
+    return xr.Dataset(
+        {name: (dims, rng.normal(size=shape).astype("float32")) for name in names}, {"time": time, **coords}
+    )
 
 
 @pytest.mark.parametrize("kind", ["old", "new", "expver", "arco"])

@@ -16,7 +16,7 @@ LAYERS = [
     ["masks"],
     ["partition", "exposure", "independence", "holdout", "uncertainty"],
     ["nn"],
-    ["denoise"],
+    ["denoise", "covariance"],
     ["train", "sample"],
     ["config"],
     ["model", "gaps"],

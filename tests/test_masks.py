@@ -148,9 +148,7 @@ def test_unions_and_intersections_are_what_they_say() -> None:
     cut = Intersection(models).sample(SHAPE, Generator().manual_seed(1))
     assert not (cut & ~parts[0]).any()
     big = (5000, 1, 1, 4, 4)
-    assert Union(models).sample(big, Generator().manual_seed(2)).float().mean().item() == pytest.approx(
-        0.65, abs=0.01
-    )
+    assert Union(models).sample(big, Generator().manual_seed(2)).float().mean().item() == pytest.approx(0.65, abs=0.01)
 
 
 def test_empirical_masks_come_from_the_bank_and_shifted_ones_are_rolled() -> None:

@@ -54,9 +54,7 @@ def filled_and_truth(seed: int = 0, members: int = 0) -> tuple[xr.Dataset, xr.Da
 
 
 @pytest.mark.parametrize(("mean", "std", "truth"), [(0.0, 1.0, 0.3), (2.0, 0.5, 0.0), (-1.0, 3.0, -1.0)])
-def test_gaussian_crps_is_the_integral_of_the_squared_distribution_error(
-    mean: float, std: float, truth: float
-) -> None:
+def test_gaussian_crps_is_the_integral_of_the_squared_distribution_error(mean: float, std: float, truth: float) -> None:
     below = quad(lambda x: norm.cdf(x, mean, std) ** 2, mean - 12 * std, truth)[0]
     above = quad(lambda x: norm.sf(x, mean, std) ** 2, truth, max(truth, mean) + 12 * std)[0]
     got = metrics.crps_gaussian(np.array([mean]), np.array([std]), np.array([truth]))
@@ -236,9 +234,7 @@ def test_truth_is_matched_by_coordinates_not_by_order() -> None:
     expected = metrics.score(filled, truth)
     more = truth.pad(time=(2, 3), lat=(1, 0), constant_values=9.0)
     day = np.timedelta64(1, "D")
-    more = more.assign_coords(
-        time=truth.time.values[0] + (np.arange(11) - 2) * day, lat=np.linspace(49.0, 53.0, 5)
-    )
+    more = more.assign_coords(time=truth.time.values[0] + (np.arange(11) - 2) * day, lat=np.linspace(49.0, 53.0, 5))
     reordered = more.isel(lat=slice(None, None, -1)).transpose("lon", "lat", "time")
     single = reordered.assign_coords(lon=reordered.lon.astype(np.float32) + np.float32(1e-5))
     for other in (more, reordered, single, truth.drop_vars(["lat", "lon"])):

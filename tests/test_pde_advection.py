@@ -75,9 +75,7 @@ def test_the_grid_solver_is_exact_for_whole_cells_and_keeps_the_mean(order: int)
     torch.testing.assert_close(frames[0, 0, 3], torch.roll(first[0, 0], (6, -3), (0, 1)), rtol=0, atol=1e-12)
     torch.testing.assert_close(frames[1, 0, 3], torch.roll(first[1, 0], (0, 33), (0, 1)), rtol=0, atol=1e-12)
     moved = propagate(first, cells + 0.3, 30, order)
-    torch.testing.assert_close(
-        moved.mean(dim=(-2, -1)), first.mean(dim=(-2, -1))[:, :, None].expand(-1, -1, 31)
-    )
+    torch.testing.assert_close(moved.mean(dim=(-2, -1)), first.mean(dim=(-2, -1))[:, :, None].expand(-1, -1, 31))
     assert moved.abs().max() <= 2 * first.abs().max(), "stable"
 
 

@@ -82,9 +82,7 @@ def test_the_laminar_kolmogorov_flow_is_steady() -> None:
 def test_time_steps_are_of_fourth_order() -> None:
     cell = 2 * math.pi / 32
     last = [
-        settings(32, frames=2, interval=1.0, courant=1 / (steps * cell)).evolve(smooth(32), REYNOLDS)[
-            :, :, -1
-        ]
+        settings(32, frames=2, interval=1.0, courant=1 / (steps * cell)).evolve(smooth(32), REYNOLDS)[:, :, -1]
         for steps in (16, 32, 64)
     ]
     first, second = (last[0] - last[1]).square().mean().sqrt(), (last[1] - last[2]).square().mean().sqrt()

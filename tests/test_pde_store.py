@@ -73,9 +73,7 @@ def test_the_simulator_can_be_made_again_from_the_store(tmp_path: Path) -> None:
     path = write(SMALL, tmp_path / "a.zarr", samples=3)
     with xr.open_zarr(path) as store:
         again = ShallowWater(**json.loads(store.attrs["settings"]))
-        fields = torch.from_numpy(
-            store.to_dataarray().transpose("sample", "variable", "time", "y", "x").values
-        )
+        fields = torch.from_numpy(store.to_dataarray().transpose("sample", "variable", "time", "y", "x").values)
         parameters = {name: torch.from_numpy(store[name].values) for name in ("gravity", "depth", "coriolis")}
     residual = again.residual(fields.double(), parameters)
     assert residual.square().mean() < 1e-4 * again.tendency(fields.double(), parameters).square().mean()
@@ -109,9 +107,7 @@ def test_memory_holds_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_seed_decides_the_content(tmp_path: Path) -> None:
-    stores = [
-        write(SMALL, tmp_path / name, 4, seed, batch=2) for name, seed in (("a", 0), ("b", 0), ("c", 1))
-    ]
+    stores = [write(SMALL, tmp_path / name, 4, seed, batch=2) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
     first, same, other = map(contents, stores)
     assert first == same
     assert first["h/c/0/0/0/0"] != other["h/c/0/0/0/0"]
@@ -133,9 +129,7 @@ def test_a_killed_process_is_continued_bit_for_bit(tmp_path: Path) -> None:
     target = tmp_path / "killed.zarr"
     reached = []
     for lines in (3, 4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(target)], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-c", script, str(target)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for _ in range(lines):
             last = process.stdout.readline()

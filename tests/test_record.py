@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import gappy_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import gappy_dataset
 from fieldfill.axes import find_axes, wraps_around
 from fieldfill.errors import InputError
 from fieldfill.record import FLAGS, open_record
@@ -25,7 +25,12 @@ def test_axes_are_found_by_cf_metadata_before_names() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("time", "lat", "lon"), ("valid_time", "latitude", "longitude"), ("Time", "south_north", "west_east"), ("t", "y", "x")],
+    [
+        ("time", "lat", "lon"),
+        ("valid_time", "latitude", "longitude"),
+        ("Time", "south_north", "west_east"),
+        ("t", "y", "x"),
+    ],
 )
 def test_axes_are_found_by_usual_names(names) -> None:
     ds = xr.Dataset({"v": (names, np.zeros((3, 4, 5)))})
@@ -129,7 +134,9 @@ def test_samples_are_independent_sequences() -> None:
     assert np.array_equal(values[0], two.sst.values[5:9].astype(float), equal_nan=True)
     assert np.array_equal(observed[0], np.isfinite(two.sst.values[5:9]))
     out = record.to_dataset(np.zeros(record.shape))
-    assert out.sst.dims == ds.sst.dims and np.array_equal(out.sst.values == 0, np.isnan(ds.sst.values) & (np.arange(12) > 0))
+    assert out.sst.dims == ds.sst.dims and np.array_equal(
+        out.sst.values == 0, np.isnan(ds.sst.values) & (np.arange(12) > 0)
+    )
 
 
 def test_a_filled_file_can_be_filled_again() -> None:
@@ -144,9 +151,17 @@ BAD = {
     "infinite": (lambda ds: ds.assign(sst=ds.sst.where(ds.sst < 11.9, np.inf)), {}, "infinite values"),
     "single frame": (lambda ds: ds.isel(time=[0]), {}, "single frame"),
     "no time": (lambda ds: ds.isel(time=0, drop=True), {}, "no time dimension"),
-    "empty domain": (lambda ds: ds, {"domain": np.zeros((9, 12), bool)}, "no observed value inside the given domain"),
+    "empty domain": (
+        lambda ds: ds,
+        {"domain": np.zeros((9, 12), bool)},
+        "no observed value inside the given domain",
+    ),
     "wrong domain": (lambda ds: ds, {"domain": np.ones((3, 3), bool)}, "shape"),
-    "integer": (lambda ds: ds.assign(n=ds.sst.notnull().astype(int)), {"variables": ["n"]}, "convert it to float"),
+    "integer": (
+        lambda ds: ds.assign(n=ds.sst.notnull().astype(int)),
+        {"variables": ["n"]},
+        "convert it to float",
+    ),
     "extra dimension": (lambda ds: ds.expand_dims(depth=2), {}, "select a level"),
     "not xarray": (lambda ds: ds.sst.values, {}, "xarray"),
     "no name": (lambda ds: ds, {"variables": []}, "no variable was named"),

@@ -79,9 +79,7 @@ class Browser:
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
         self.count += 1
         message = {"id": self.count, "method": method, "params": params}
-        os.write(
-            self.command, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
-        )
+        os.write(self.command, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
         while True:
             answer = self.receive()
             if answer.get("id") == self.count:
@@ -152,9 +150,7 @@ class Tab:
 
     def complaints(self) -> list[str]:
         printed = [
-            call
-            for call in self.of("Runtime.consoleAPICalled")
-            if call["type"] in ("error", "warning", "assert")
+            call for call in self.of("Runtime.consoleAPICalled") if call["type"] in ("error", "warning", "assert")
         ]
         logged = [entry["entry"] for entry in self.of("Log.entryAdded")]
         return [json.dumps(item) for item in (*printed, *logged, *self.of("Runtime.exceptionThrown"))]
@@ -193,9 +189,7 @@ def gappy(rows: int = 12, columns: int = 15, frames: int = 10, **names: str) -> 
     x = 10 + np.sin(0.5 * row + 0.3 * frame) + 0.1 * column
     x[:, :3, :3] = np.nan
     x[rng.random(x.shape) < 0.5] = np.nan
-    x[0, np.isnan(x[0]) & ~((row[0] < 3) & (column[0] < 3))] = (
-        10.0  # every cell of the sea is seen at least once
-    )
+    x[0, np.isnan(x[0]) & ~((row[0] < 3) & (column[0] < 3))] = 10.0  # every cell of the sea is seen at least once
     coords = {
         "time": np.datetime64("2024-03-01", "ns") + np.arange(frames) * np.timedelta64(1, "D"),
         "lat": ("lat", 50 + 0.5 * np.arange(rows), {"units": "degrees_north", "standard_name": "latitude"}),
@@ -214,9 +208,7 @@ def tell(data: xr.Dataset, **more: Any) -> Story:
     mean = np.broadcast_to(record.mean[None, :, None, None, None], shape)
     unsupported = np.zeros(shape, bool)
     unsupported[..., -2:, -2:] = True
-    filled = record.to_dataset(
-        mean + 0.3 * rng.standard_normal(shape), np.full(shape, 0.5), unsupported, history="did"
-    )
+    filled = record.to_dataset(mean + 0.3 * rng.standard_normal(shape), np.full(shape, 0.5), unsupported, history="did")
     return Story(filled=filled, **more)
 
 
@@ -224,9 +216,7 @@ def whole(data: xr.Dataset) -> Story:
     """A story with everything in it."""
     bare = tell(data)
     names = list(map(str, data.data_vars))
-    exposure = xr.Dataset(
-        coords={"lat": data.lat, "lon": data.lon}, attrs={"partition": "swap", "verdict": "partly"}
-    )
+    exposure = xr.Dataset(coords={"lat": data.lat, "lon": data.lon}, attrs={"partition": "swap", "verdict": "partly"})
     for name in names:
         share = np.linspace(0, 0.6, data.lat.size * data.lon.size).reshape(data.lat.size, -1)
         exposure[f"{name}_exposure"] = (("lat", "lon"), share)
@@ -237,9 +227,7 @@ def whole(data: xr.Dataset) -> Story:
         truth=bare.filled[names] + 0.1,
         exposure=exposure,
         words="partly: one cell cannot be learnt",
-        history=[
-            {"step": s, "seconds": 2.0 * s, "loss": 1 / s, "validation": 1 / s + 0.1} for s in (10, 20, 30)
-        ],
+        history=[{"step": s, "seconds": 2.0 * s, "loss": 1 / s, "validation": 1 / s + 0.1} for s in (10, 20, 30)],
         scores={name: {"mse": mse, "rmse": mse**0.5} for name, mse in scores.items()},
         made={"command": "fieldfill demo <x>", "seed": "0"},
         title="A title & more",
@@ -284,10 +272,7 @@ def test_the_slider_moves_all_maps_to_the_frame_chosen(browser: Browser, tmp_pat
             " slider.dispatchEvent(new Event('input')); 0"
         )
         tab.run("new Promise(done => setTimeout(done, 200))")
-        assert (
-            tab.run("document.querySelector('output').textContent")
-            == str(story.filled.time.values[frame])[:10]
-        )
+        assert tab.run("document.querySelector('output').textContent") == str(story.filled.time.values[frame])[:10]
         for panel, fields in expected.items():
             rows = tab.run(
                 f"document.getElementById('{panel}').data[1].z.map(r => [...r].map(v => isNaN(v) ? null : v))"
@@ -305,15 +290,11 @@ def test_a_story_of_several_variables_and_nothing_else_is_drawn(browser: Browser
 
 
 @in_browser
-def test_the_browser_notices_a_script_from_elsewhere_and_a_broken_figure(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_the_browser_notices_a_script_from_elsewhere_and_a_broken_figure(browser: Browser, tmp_path: Path) -> None:
     page = write_report(whole(gappy()), tmp_path / "report.html")
     text = page.read_text()
     foreign = tmp_path / "foreign.html"
-    foreign.write_text(
-        text.replace("<main>", '<main><script src="https://cdn.example.org/x.js"></script>', 1)
-    )
+    foreign.write_text(text.replace("<main>", '<main><script src="https://cdn.example.org/x.js"></script>', 1))
     tab = browser.open(foreign)
     assert tab.requests() == ["https://cdn.example.org/x.js"] and tab.complaints()
     empty = tmp_path / "empty.html"
@@ -381,9 +362,7 @@ def test_ours_and_the_bounds_are_marked_in_the_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [("time", "lat", "lon"), ("lon", "lat", "time")])
 @pytest.mark.parametrize("step", [1, -1])
-def test_maps_have_north_up_and_east_right_however_the_file_is_stored(
-    order: tuple[str, ...], step: int
-) -> None:
+def test_maps_have_north_up_and_east_right_however_the_file_is_stored(order: tuple[str, ...], step: int) -> None:
     story = whole(gappy())
     straight = read_fields(story, read_record(story))[0]
     turned = story.filled.isel(lat=slice(None, None, step), lon=slice(None, None, step)).transpose(*order)
@@ -414,9 +393,7 @@ def test_the_first_sample_is_shown_and_said_to_be(tmp_path: Path) -> None:
     assert "first of 2 samples" in own_text(write_report(story, tmp_path / "report.html"))
 
 
-@pytest.mark.parametrize(
-    "shape, frames, stride", [((12, 15), 120, 1), ((90, 100), 55, 1), ((300, 400), 24, 3)]
-)
+@pytest.mark.parametrize("shape, frames, stride", [((12, 15), 120, 1), ((90, 100), 55, 1), ((300, 400), 24, 3)])
 def test_large_records_are_thinned_evenly_and_stay_within_the_budget(
     shape: tuple[int, int], frames: int, stride: int
 ) -> None:
@@ -443,9 +420,7 @@ def test_packed_frames_keep_four_digits_and_the_gaps() -> None:
     packed = movie(field)
     for name in ("value", "truth", "std"):
         codes = np.frombuffer(base64.b64decode(packed[name]["codes"]), "<u2").reshape(field.value.shape)
-        values = np.where(
-            codes == 65535, np.nan, packed[name]["low"] + packed[name]["step"] * codes.astype(float)
-        )
+        values = np.where(codes == 65535, np.nan, packed[name]["low"] + packed[name]["step"] * codes.astype(float))
         np.testing.assert_allclose(values, getattr(field, name), atol=1e-4)
     assert packed["start"] == typical_frame(field) < field.value.shape[0]
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import gappy_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import gappy_dataset
 from fieldfill import windows as module
 from fieldfill.errors import InputError
 from fieldfill.holdout import hold_out
@@ -51,7 +51,11 @@ def test_an_uncovered_frame_is_an_error_of_ours() -> None:
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
 def test_weights_are_symmetric_and_positive(length) -> None:
     weights = blend_weights(length)
-    assert (weights > 0).all() and np.allclose(weights, weights[::-1]) and weights.argmax() in (length // 2, (length - 1) // 2)
+    assert (
+        (weights > 0).all()
+        and np.allclose(weights, weights[::-1])
+        and weights.argmax() in (length // 2, (length - 1) // 2)
+    )
 
 
 def test_normalising_there_and_back() -> None:

@@ -54,17 +54,10 @@ def find_axes(ds: xr.Dataset, dims: tuple[str, str, str] | None = None) -> Axes:
             if name not in ds.dims:
                 raise InputError(f"no dimension '{name}' in the data (it has {_listing(ds)}); check dims={dims!r}")
         return Axes(*dims, sample=None if sample in dims else sample)
-    found = {kind: _find(ds, kind) for kind in ("time", "y", "x")}
-    for kind, name in found.items():
-        if name is None:
-            raise InputError(
-                f"no {'time' if kind == 'time' else kind + ' (space)'} dimension found among {_listing(ds)}; "
-                'name the three of them with dims=("time", "lat", "lon") or --dims time,lat,lon'
-            )
-    return Axes(str(found["time"]), str(found["y"]), str(found["x"]), sample)
+    return Axes(_find(ds, "time"), _find(ds, "y"), _find(ds, "x"), sample)
 
 
-def _find(ds: xr.Dataset, kind: str) -> str | None:
+def _find(ds: xr.Dataset, kind: str) -> str:
     names = [str(name) for name in ds.dims]
     coordinates = {name: ds[name] for name in names if name in ds.coords}
     for name, coord in coordinates.items():
@@ -79,7 +72,13 @@ def _find(ds: xr.Dataset, kind: str) -> str | None:
         if kind == "time" and np.issubdtype(coord.dtype, np.datetime64):
             return name
     lower = {name.lower(): name for name in names}
-    return next((lower[usual] for usual in USUAL_NAMES[kind] if usual in lower), None)
+    for usual in USUAL_NAMES[kind]:
+        if usual in lower:
+            return lower[usual]
+    raise InputError(
+        f"no {'time' if kind == 'time' else kind + ' (space)'} dimension found among {_listing(ds)}; "
+        'name the three of them with dims=("time", "lat", "lon") or --dims time,lat,lon'
+    )
 
 
 def _listing(ds: xr.Dataset) -> str:
@@ -95,4 +94,6 @@ def wraps_around(ds: xr.Dataset, name: str) -> bool:
     if not degrees or not np.issubdtype(coord.dtype, np.number):
         return False
     step = np.diff(coord.values.astype(float))
-    return bool(np.allclose(step, step[0], rtol=1e-3) and np.isclose(abs(step[0]) * step.size, 360 - abs(step[0]), rtol=1e-3))
+    return bool(
+        np.allclose(step, step[0], rtol=1e-3) and np.isclose(abs(step[0]) * step.size, 360 - abs(step[0]), rtol=1e-3)
+    )

@@ -24,7 +24,7 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     A record whose gaps are the same everywhere has no donors; then whole columns of cells (a fifth of the places,
     for all frames of the window) are hidden instead.
     """
-    samples, variables, frames, rows, columns = windows.record.shape
+    _, variables, _, rows, columns = windows.record.shape
     cells = variables * windows.length * rows * columns
     places = windows.spread_out(256, generator)
     wanted = max(1, min(round(share * len(places)), MAX_WINDOWS, MASK_BYTES // cells))
@@ -53,7 +53,11 @@ def _observed(windows: Windows, place: tuple[int, int]) -> Tensor:
 
 
 def _gaps_of_another(
-    windows: Windows, place: tuple[int, int], places: list[tuple[int, int]], typical: float, generator: Generator
+    windows: Windows,
+    place: tuple[int, int],
+    places: list[tuple[int, int]],
+    typical: float,
+    generator: Generator,
 ) -> Tensor | None:
     """Observed cells of a window under the gaps of the donor that leaves a coverage closest to the typical one."""
     observed = _observed(windows, place)

@@ -50,7 +50,12 @@ class Ensemble:
 
 @torch.no_grad()
 def single_step(
-    denoiser: Denoiser, x: Tensor, observed: Tensor, partition: Partition, ensemble: Ensemble, generator: Generator
+    denoiser: Denoiser,
+    x: Tensor,
+    observed: Tensor,
+    partition: Partition,
+    ensemble: Ensemble,
+    generator: Generator,
 ) -> tuple[Tensor, Tensor]:
     """Mean over contexts and variance between them, both (B, C, T, H, W); observed cells are pasted back.
 

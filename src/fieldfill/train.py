@@ -45,16 +45,16 @@ class TrainSettings:
         steps between validations, and how many without improvement end the run.
     """
 
-    steps: int = 1500
+    steps: int = 600
     minutes: float | None = None
     batch: int = 16
-    rate: float = 2e-3
+    rate: float = 1e-3
     warmup: float = 0.05
     clip: float = 1.0
     decay: float = 1e-4
     ema: float = 0.995
     time_power: float = 3.0
-    validate_every: int = 100
+    validate_every: int = 50
     patience: int = 8
 
     def learning_rate(self, progress: float) -> float:
@@ -83,7 +83,7 @@ class Training:
     Attributes
     ----------
     history
-        one entry a validation: step, seconds, loss (mean since the last one) and validation error.
+        one entry a validation: step, seconds, loss (mean since the last one) and validation error. Step 0 is the skip.
     skipped
         windows that could not be split into context and query.
     """
@@ -104,7 +104,10 @@ class Training:
     def __post_init__(self) -> None:
         self.generator = Generator().manual_seed(self.seed)
         self.optimiser = torch.optim.AdamW(
-            self.denoiser.parameters(), lr=self.settings.rate, betas=(0.9, 0.99), weight_decay=self.settings.decay
+            self.denoiser.parameters(),
+            lr=self.settings.rate,
+            betas=(0.9, 0.99),
+            weight_decay=self.settings.decay,
         )
         self.average = AveragedModel(self.denoiser, avg_fn=self._ema)
         self.best_weights = _clone(self.denoiser)
@@ -126,6 +129,8 @@ class Training:
     def run(self, report: Callable[[Progress], None] | None = None, checkpoint: Path | None = None) -> None:
         """Trains until the budget is used or validation has stopped improving; ends with the best EMA weights."""
         clock = time.monotonic()
+        if self.step == 0:
+            self._validate()  # the untrained network leaves the skip as it is: training must do better than that
         while not self.finished:
             loss = self._train_step()
             now = time.monotonic()
@@ -157,7 +162,7 @@ class Training:
         estimate = self.denoiser(t, noised(self.denoiser.schedule, t, x, noise), context)
         loss = query_loss(estimate, x, query)
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.denoiser.parameters(), self.settings.clip)
         self.optimiser.step()
         self.average.update_parameters(self.denoiser)

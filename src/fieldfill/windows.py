@@ -116,7 +116,7 @@ class Windows:
     held: HoldOut = field(default_factory=lambda: HoldOut((), ()))
 
     def __post_init__(self) -> None:
-        samples, variables, frames, rows, columns = self.record.shape
+        samples, _, frames, _, _ = self.record.shape
         starts = cover(frames, self.length, 1)
         self.places = [(sample, start) for sample in range(samples) for start in starts]
         self._kept: tuple[Tensor, Tensor] | None = None
@@ -131,21 +131,23 @@ class Windows:
         values, observed = self.record.read(sample, start, stop)
         return self.normaliser.to_tensor(values), torch.from_numpy(observed)
 
-    def at(self, sample: int, start: int) -> tuple[Tensor, Tensor]:
-        """x, observed (C, T, H, W) of one window, held-out cells included."""
-        stop = start + self.length
+    def at(self, sample: int, start: int, length: int | None = None) -> tuple[Tensor, Tensor]:
+        """x, observed (C, T, H, W) of one window (or of any ``length``), held-out cells included."""
+        stop = start + (length or self.length)
         if self._kept is not None:
             return self._kept[0][sample, :, start:stop], self._kept[1][sample, :, start:stop]
         return self._read(sample, start, stop)
 
+    def visible(self, sample: int, start: int, length: int | None = None) -> tuple[Tensor, Tensor]:
+        """The same without the held-out cells."""
+        x, observed = self.at(sample, start, length)
+        if self.held.places:
+            observed = observed & ~self.held.within(sample, start, observed)
+        return x * observed, observed
+
     def training(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """x, observed (B, C, T, H, W) without the held-out cells."""
-        pairs = []
-        for sample, start in places:
-            x, observed = self.at(sample, start)
-            if self.held.places:
-                observed = observed & ~self.held.within(sample, start, observed)
-            pairs.append((x * observed, observed))
+        pairs = [self.visible(sample, start) for sample, start in places]
         return torch.stack([x for x, _ in pairs]), torch.stack([observed for _, observed in pairs])
 
     def draw(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -153,15 +155,18 @@ class Windows:
         chosen = torch.randint(len(self.places), (count,), generator=generator).tolist()
         return self.training([self.places[i] for i in chosen])
 
-    def spread_out(self, count: int, generator: Generator) -> list[tuple[int, int]]:
-        """Up to ``count`` places of windows that do not overlap (but for the last of a sample), in random order."""
+    def spread_out(self, count: int, generator: Generator, least: int = 1) -> list[tuple[int, int]]:
+        """Up to ``count`` places in random order, that do not overlap unless fewer than ``least`` would exist."""
         samples, frames = self.record.shape[0], self.record.shape[2]
-        starts = cover(frames, self.length, self.length)
+        stride = self.length
+        while (starts := cover(frames, self.length, stride)) and samples * len(starts) < least and stride > 1:
+            stride = (stride + 1) // 2
         order = torch.randperm(samples * len(starts), generator=generator)[:count].tolist()
         return [(i // len(starts), starts[i % len(starts)]) for i in order]
 
-    def masks(self, count: int, generator: Generator, limit_bytes: int = 2**27) -> Tensor:
+    def masks(self, count: int, generator: Generator, least: int = 1, limit_bytes: int = 2**27) -> Tensor:
         """Observation masks (N, C, T, H, W) of spread-out training windows, at most ``count`` and ``limit_bytes``."""
-        each = int(np.prod(self.record.shape[1:])) // self.record.shape[2] * self.length
-        places = self.spread_out(max(2, min(count, limit_bytes // each)), generator)
-        return self.training(places)[1]
+        _, variables, _, rows, columns = self.record.shape
+        each = variables * self.length * rows * columns
+        places = self.spread_out(max(2, min(count, limit_bytes // each)), generator, least)
+        return torch.stack([self.visible(*place)[1] for place in places])

@@ -114,18 +114,14 @@ class Baseline(abc.ABC):
     def _check_grid(self, record: Record) -> None:
         for name, (size, coordinate) in _grid(record).items():
             if name not in self.grid_:
-                raise InputError(
-                    f"the data to fill have the dimension '{name}', those learnt from {list(self.grid_)}"
-                )
+                raise InputError(f"the data to fill have the dimension '{name}', those learnt from {list(self.grid_)}")
             fitted_size, fitted = self.grid_[name]
             if size != fitted_size:
                 raise InputError(
                     f"dimension '{name}' has {size} cells, the data learnt from had {fitted_size}; fit again"
                 )
             if coordinate is not None and fitted is not None and not np.allclose(coordinate, fitted):
-                raise InputError(
-                    f"coordinate '{name}' is not that of the data learnt from; regrid, or fit again"
-                )
+                raise InputError(f"coordinate '{name}' is not that of the data learnt from; regrid, or fit again")
 
 
 def cell_means(data: Gappy) -> np.ndarray:

@@ -101,9 +101,7 @@ class EOF(Baseline):
         frames = hidden.any(axis=0)
         truth, hidden = truth[:, frames], hidden[:, frames]
         largest = max(1, min(self.rank or self.max_rank, min(x.shape) - 1))
-        level = (
-            100 * self.tolerance
-        ) ** 2  # what the refill itself reaches; errors below it are all the same
+        level = (100 * self.tolerance) ** 2  # what the refill itself reaches; errors below it are all the same
         self.errors_: dict[int, float] = {}
         found = {}
         for rank in [largest] if self.rank else range(1, largest + 1):
@@ -125,8 +123,7 @@ class EOF(Baseline):
         scaled = (data.values - mean[:, None]) / self.scale_[:, None, None, None]
         inside = self.domain_
         x, seen = (
-            np.moveaxis(a, (1, 3, 4), (0, 1, 2))[inside].reshape(inside.sum(), -1)
-            for a in (scaled, data.observed)
+            np.moveaxis(a, (1, 3, 4), (0, 1, 2))[inside].reshape(inside.sum(), -1) for a in (scaled, data.observed)
         )
         return np.where(seen, x, 0.0), seen
 
@@ -199,9 +196,7 @@ def leading(x: np.ndarray, rank: int) -> np.ndarray:
     return np.linalg.qr(x @ v)[0]
 
 
-def project(
-    scaled: np.ndarray, x: np.ndarray, seen: np.ndarray, noise: float
-) -> tuple[np.ndarray, np.ndarray]:
+def project(scaled: np.ndarray, x: np.ndarray, seen: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
     """Fits the modes to the observed cells of every frame.
 
     Parameters

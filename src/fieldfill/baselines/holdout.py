@@ -9,9 +9,7 @@ import numpy as np
 
 __all__ = ["cloud_points", "random_points"]
 
-STRETCHES = (
-    20  # of the record, each giving its clearest frame; a short record holds out that many frames at least
-)
+STRETCHES = 20  # of the record, each giving its clearest frame; a short record holds out that many frames at least
 
 
 def random_points(observed: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
@@ -22,9 +20,7 @@ def random_points(observed: np.ndarray, share: float, generator: np.random.Gener
     return held.reshape(observed.shape)
 
 
-def cloud_points(
-    observed: np.ndarray, share: float, generator: np.random.Generator, run: int = 1
-) -> np.ndarray:
+def cloud_points(observed: np.ndarray, share: float, generator: np.random.Generator, run: int = 1) -> np.ndarray:
     """Lays the masks of other frames over the clearest frames until a share of the observed cells is hidden.
 
     The clearest frame of each stretch of the record comes first: clear frames come in rows, and a frame whose

@@ -29,9 +29,7 @@ class FrameInpainting(Baseline):
         """frame (H, W) with zeros in the hole, 0 … 1 elsewhere; hole bool, neither empty nor everything."""
 
     def _estimate(self, data: Gappy) -> tuple[np.ndarray, None]:
-        margin = [
-            (size // 4 if closed else 0,) * 2 for size, closed in zip(data.domain.shape[1:], data.periodic)
-        ]
+        margin = [(size // 4 if closed else 0,) * 2 for size, closed in zip(data.domain.shape[1:], data.periodic)]
         rows, columns = (slice(pad, size + pad) for (pad, _), size in zip(margin, data.domain.shape[1:]))
         filled = np.full(data.values.shape, np.nan)
         for s, c, t in np.argwhere(data.observed.any(axis=(3, 4))):
@@ -120,9 +118,7 @@ class BestInpainting(Baseline):
         self.errors_ = {}
         for candidate in self.candidates:
             candidate.climatology_ = self.climatology_
-            error = (candidate._estimate(part)[0] - data.values[:, :, frames]) / np.where(
-                spread > 0, spread, 1.0
-            )
+            error = (candidate._estimate(part)[0] - data.values[:, :, frames]) / np.where(spread > 0, spread, 1.0)
             self.errors_[candidate.name] = float((error[held[:, :, frames]] ** 2).mean())
         self.best_ = min(self.candidates, key=lambda candidate: self.errors_[candidate.name])
 

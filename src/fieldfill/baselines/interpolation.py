@@ -29,9 +29,7 @@ class Climatology(Baseline):
 
     def _learn(self, data: Gappy) -> None:
         super()._learn(data)
-        self.mean_ = np.array(
-            [data.values[:, c][data.observed[:, c]].mean() for c in range(len(data.domain))]
-        )
+        self.mean_ = np.array([data.values[:, c][data.observed[:, c]].mean() for c in range(len(data.domain))])
 
     def _estimate(self, data: Gappy) -> tuple[np.ndarray, None]:
         mean = self.climatology_ if self.per_cell else self.mean_[:, None, None]

@@ -54,8 +54,7 @@ class OptimalInterpolation(Baseline):
         super()._learn(data)
         anomalies = np.nan_to_num(data.values - self.climatology_[:, None])
         fitted = [
-            covariance(anomalies[:, c], data.observed[:, c], self.reach, self.taper)
-            for c in range(len(data.domain))
+            covariance(anomalies[:, c], data.observed[:, c], self.reach, self.taper) for c in range(len(data.domain))
         ]
         self.covariance_ = [table for table, _ in fitted]
         self.noise_ = [noise for _, noise in fitted]
@@ -63,9 +62,7 @@ class OptimalInterpolation(Baseline):
 
     def _calibrate(self, data: Gappy) -> np.ndarray:
         """Mean squared error at cloud-shaped held-out cells over the mean variance there, (C,)."""
-        held = cloud_points(
-            data.observed, self.share, np.random.default_rng(self.seed), 2 * self.reach[0] + 1
-        )
+        held = cloud_points(data.observed, self.share, np.random.default_rng(self.seed), 2 * self.reach[0] + 1)
         filled, variance = self._interpolate(data.without(held), held)
         ratios = np.ones(len(data.domain))
         for c, noise in enumerate(self.noise_):
@@ -150,9 +147,7 @@ def covariance(
     lags = [np.arange(-lag, lag + 1) for lag in far]
     # Separations longer than the record, or met fewer than ten times, say nothing.
     box = np.ix_(*[lag % n for lag, n in zip(lags, size)])
-    known = np.all(
-        np.meshgrid(*[np.abs(lag) < n for lag, n in zip(lags, anomalies.shape[1:])], indexing="ij"), axis=0
-    )
+    known = np.all(np.meshgrid(*[np.abs(lag) < n for lag, n in zip(lags, anomalies.shape[1:])], indexing="ij"), axis=0)
     table = np.where(known & (pairs[box] > 9.5), products[box] / np.maximum(pairs[box], 1.0), 0.0)
     t, i, j = far
     one = (table[t, i + 1, j] + table[t, i, j + 1]) / 2
@@ -161,9 +156,7 @@ def covariance(
     # A smooth field is a parabola near zero separation; what lies above it at zero is noise.
     smooth = np.clip((4 * one - two) / 3, 0.5 * total, 0.999 * total)
     table[t, i, j] = smooth
-    distance = np.meshgrid(
-        *[lag / scale for lag, scale in zip(lags, (taper[0], taper[1], taper[1]))], indexing="ij"
-    )
+    distance = np.meshgrid(*[lag / scale for lag, scale in zip(lags, (taper[0], taper[1], taper[1]))], indexing="ij")
     table *= np.exp(-0.5 * sum(d**2 for d in distance))
     spectrum = fft.fftn(fft.ifftshift(table)).real
     table = fft.fftshift(fft.ifftn(np.maximum(spectrum, 0.0)).real)

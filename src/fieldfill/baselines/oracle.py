@@ -25,7 +25,9 @@ class GaussianOptimum(Baseline):
     Parameters
     ----------
     field
-        The law of the data, mean 0; every variable is taken as a field of its own with this law.
+        The law of the anomalies; every variable is taken as a field of its own with this law.
+    mean
+        Of the data, in their units: what the anomalies are added to.
     window, stride
         Frames that are conditioned together and their advance from window to window (half a window unless
         given). By default the window is the whole record.
@@ -35,6 +37,7 @@ class GaussianOptimum(Baseline):
 
     name: ClassVar[str] = "optimum"
     field: GaussianField
+    mean: float = 0.0
     window: int | None = None
     stride: int | None = None
     uncertainty: bool = True
@@ -54,9 +57,9 @@ class GaussianOptimum(Baseline):
             for start in cover(frames, length, self.stride or max(1, length // 2)):
                 part = slice(start, start + length)
                 values, observed = (torch.from_numpy(a[s, c, part]) for a in (data.values, data.observed))
-                x, variance = self.field.posterior(values, observed, inside, variance=self.uncertainty)
+                x, variance = self.field.posterior(values - self.mean, observed, inside, variance=self.uncertainty)
                 means.add(start, x.numpy())
                 # Overlapping windows make almost the same error: their standard deviations are averaged.
                 spreads.add(start, variance.clamp(min=0).sqrt().numpy())
-            mean[s, c], std[s, c] = means.mean(), spreads.mean()
+            mean[s, c], std[s, c] = self.mean + means.mean(), spreads.mean()
         return mean, std if self.uncertainty else None

@@ -121,9 +121,7 @@ def compare(
     return next(n for n in left if audits[n].kept >= most - TOLERANCE), audits
 
 
-def _exact_cases(
-    partition: Partition, observed: Tensor, domain: Tensor, generator: Generator
-) -> Estimate | None:
+def _exact_cases(partition: Partition, observed: Tensor, domain: Tensor, generator: Generator) -> Estimate | None:
     """Exact exposures at the missing cells of a sample of windows, or None where they cannot be had."""
     key = torch.randn(observed[0].numel(), generator=generator, dtype=torch.float64)
     code = torch.stack([mask.flatten().double() @ key for mask in observed])
@@ -148,9 +146,7 @@ def _exact_cases(
     return Estimate(exposure[missing], cell, k, marginal, float(kept.mean()), 0.0, unsplit)
 
 
-def _summary(
-    name: str, method: Literal["exact", "estimated"], cases: Estimate, domain: Tensor, never: Tensor
-) -> Audit:
+def _summary(name: str, method: Literal["exact", "estimated"], cases: Estimate, domain: Tensor, never: Tensor) -> Audit:
     size = domain.numel()
     g = cases.exposure.double()
     zero = (g < ZERO * cases.marginal) | (g == 0) | never.flatten()[cases.cell]

@@ -71,10 +71,7 @@ def estimate(
     trial = _draw(partition, observed[judge], domain, seen, cells, generator)
     label = trial.query[trial.outside]
     marginal = float(label.float().mean()) if len(label) else 0.0
-    if not training.query.any():
-        g = torch.zeros(trial.outside.shape)
-    else:
-        g = _classify(training, trial, generator)
+    g = torch.zeros(trial.outside.shape) if not training.query.any() else _classify(training, trial, generator)
     gap = _calibration_gap(g[trial.outside], label)
     s, y, x = trial.missing.nonzero(as_tuple=True)
     H, W = domain.shape[-2:]

@@ -53,9 +53,7 @@ def exact_exposure(partition: Partition, law: tuple[Tensor, Tensor], context: Te
 @singledispatch
 def _posterior(partition: Partition, masks: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
     """log P(context | mask) (S,) and E[query | context, mask] (S, C, T, H, W), float64."""
-    raise NoClosedForm(
-        f"{type(partition).__name__} has no closed form for its contexts: use the estimated audit"
-    )
+    raise NoClosedForm(f"{type(partition).__name__} has no closed form for its contexts: use the estimated audit")
 
 
 @_posterior.register
@@ -99,9 +97,7 @@ def _(partition: BlockPartition, masks: Tensor, context: Tensor) -> tuple[Tensor
 @_posterior.register
 def _(partition: MaskSwap, masks: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
     if partition.keep is not None:
-        raise NoClosedForm(
-            "a union of donors has no closed form: use keep=None (one donor) or the estimated audit"
-        )
+        raise NoClosedForm("a union of donors has no closed form: use keep=None (one donor) or the estimated audit")
     both = masks[:, None] & partition.bank[None]
     size, total = both.flatten(2).sum(-1), masks.flatten(1).sum(-1, keepdim=True)
     usable, full = (size > 0) & (size < total), size == total
@@ -119,9 +115,7 @@ def _ratio_posterior(
     partition: RatioPartition, masks: Tensor, context: Tensor, keep: float | None
 ) -> tuple[Tensor, Tensor]:
     if isinstance(partition, StationPartition) and partition.dropout > 0:
-        raise NoClosedForm(
-            "stations with extra dropouts have no closed form: set dropout=0 or use the estimated audit"
-        )
+        raise NoClosedForm("stations with extra dropouts have no closed form: set dropout=0 or use the estimated audit")
     units, chosen, possible = _read(partition.units(masks), masks, context)
     n, s = units.live.flatten(1).sum(-1).double(), chosen.flatten(1).sum(-1).double()
     printed = partition.query if isinstance(partition, PixelPartition) and keep is None else None

@@ -47,9 +47,7 @@ def describe(context: Tensor, variable: Tensor, frame: Tensor, domain: Tensor, s
         local += [_box(integral, ground, size) for size in BOXES]
     integral = _integral(here * land)
     local += [m for distance, size in STAR for m in _star(_box(integral, ground, size), distance)]
-    overall = [
-        m.flatten(1).mean(1)[:, None, None].expand_as(here) for m in (here, mean, others, before, after)
-    ]
+    overall = [m.flatten(1).mean(1)[:, None, None].expand_as(here) for m in (here, mean, others, before, after)]
     lit = movie.flatten(2).any(-1).float().mean(1)[:, None, None].expand_as(here)
     return torch.stack([*local, *overall, lit, *_place(here)], dim=-1)
 

@@ -81,16 +81,12 @@ class EmpiricalMask(MaskModel):
     def __post_init__(self) -> None:
         if self.bank.ndim != 5 or self.bank.dtype != torch.bool or len(self.bank) == 0:
             shape = tuple(self.bank.shape)
-            raise InputError(
-                f"mask bank is {self.bank.dtype} {shape}: give bool masks (N, C, T, H, W), N >= 1"
-            )
+            raise InputError(f"mask bank is {self.bank.dtype} {shape}: give bool masks (N, C, T, H, W), N >= 1")
 
     def sample(self, shape: Shape, generator: Generator) -> Tensor:
         if tuple(shape[1:]) != tuple(self.bank.shape[1:]):
             held = tuple(self.bank.shape[1:])
-            raise InputError(
-                f"masks of {tuple(shape[1:])} asked, the bank holds {held}: use windows of one size"
-            )
+            raise InputError(f"masks of {tuple(shape[1:])} asked, the bank holds {held}: use windows of one size")
         mask = self.bank[torch.randint(len(self.bank), (shape[0],), generator=generator)]
         if not self.shift:
             return mask

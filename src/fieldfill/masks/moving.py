@@ -22,9 +22,7 @@ from fieldfill.masks.base import MaskModel, Shape, check_share, draw_share
 __all__ = ["CloudMask", "SwathMask", "TrackMask"]
 
 
-def _bands(
-    shape: Shape, theta: Tensor, spacing: float, width: float, revisit: float, generator: Generator
-) -> Tensor:
+def _bands(shape: Shape, theta: Tensor, spacing: float, width: float, revisit: float, generator: Generator) -> Tensor:
     """Bands (B, 1, T, H, W) with one tilt ``theta`` (B,) and a random phase per sample."""
     B, _, T, H, W = shape
     phase = spacing * torch.rand(B, generator=generator)
@@ -64,9 +62,7 @@ class SwathMask(MaskModel):
     def sample(self, shape: Shape, generator: Generator) -> Tensor:
         jitter = 3.0 * torch.randn(shape[0], generator=generator)
         theta = torch.deg2rad(self.tilt + jitter)
-        return (
-            _bands(shape, theta, self.spacing, self.width, self.revisit, generator).expand(shape).contiguous()
-        )
+        return _bands(shape, theta, self.spacing, self.width, self.revisit, generator).expand(shape).contiguous()
 
 
 @dataclass(frozen=True)
@@ -130,9 +126,7 @@ class CloudMask(MaskModel):
     def __post_init__(self) -> None:
         check_share(self.observed, "observed")
         if self.scale <= 0 or not 0 <= self.memory <= 1:
-            raise InputError(
-                f"cloud scale {self.scale}, memory {self.memory}: give scale > 0, memory in [0, 1]"
-            )
+            raise InputError(f"cloud scale {self.scale}, memory {self.memory}: give scale > 0, memory in [0, 1]")
 
     def sample(self, shape: Shape, generator: Generator) -> Tensor:
         p = draw_share(self.observed, shape[0], generator)

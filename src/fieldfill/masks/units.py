@@ -18,9 +18,7 @@ __all__ = ["BlockMask", "FrameDropout", "PixelMask", "SensorMask", "VariableDrop
 def block_labels(height: int, width: int, rows: int, cols: int) -> Tensor:
     """Block number of each cell, shape (H, W), int64: rows * cols blocks as equal as the grid allows."""
     if not (1 <= rows <= height and 1 <= cols <= width):
-        raise InputError(
-            f"{rows}x{cols} blocks on a grid of {height}x{width}: give 1 to H rows and 1 to W columns"
-        )
+        raise InputError(f"{rows}x{cols} blocks on a grid of {height}x{width}: give 1 to H rows and 1 to W columns")
     row = torch.arange(height) * rows // height
     col = torch.arange(width) * cols // width
     return row[:, None] * cols + col[None, :]
@@ -83,9 +81,7 @@ class SensorMask(MaskModel):
 
     def __post_init__(self) -> None:
         if self.stations < 1 or not 0 <= self.dropout < 1:
-            raise InputError(
-                f"{self.stations} stations, dropout {self.dropout}: give at least 1 and a share in [0, 1)"
-            )
+            raise InputError(f"{self.stations} stations, dropout {self.dropout}: give at least 1 and a share in [0, 1)")
 
     def sample(self, shape: Shape, generator: Generator) -> Tensor:
         B, _, _, H, W = shape

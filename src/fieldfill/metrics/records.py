@@ -76,9 +76,7 @@ def score_by_distance(
         columns.append(score_means(pair.sums(np.digitize(distance, edges, right=True) - 1, len(edges) - 1)))
     kept = [key for key in SCORES if key != "mse_all"]
     out = xr.Dataset({key: (("variable", "distance"), np.stack([c[key] for c in columns])) for key in kept})
-    out = out.assign_coords(
-        variable=names, distance=list(edges[:-1]), distance_high=("distance", list(edges[1:]))
-    )
+    out = out.assign_coords(variable=names, distance=list(edges[:-1]), distance_high=("distance", list(edges[1:])))
     out.distance.attrs = {"long_name": "more cells than this to the nearest observation", "units": "1"}
     out.distance_high.attrs = {"long_name": "at most so many cells to the nearest observation", "units": "1"}
     return out.assign_attrs(title="scores on missing cells", frame_cells=frame_cells, in_frame=int(in_frame))
@@ -92,9 +90,7 @@ def spectrum(field: xr.DataArray, dims: tuple[str, str] | None = None, taper: bo
         raise InputError(f"'{field.name}' has missing cells: a spectrum needs a complete box, select one")
     wavenumber, energy = energy_spectrum(ordered.values, taper)
     kept = {name: field.coords[name] for name in ordered.dims[:-2] if name in field.coords}
-    out = xr.DataArray(
-        energy, {**kept, "wavenumber": wavenumber}, (*ordered.dims[:-2], "wavenumber"), name=field.name
-    )
+    out = xr.DataArray(energy, {**kept, "wavenumber": wavenumber}, (*ordered.dims[:-2], "wavenumber"), name=field.name)
     out.wavenumber.attrs = {"long_name": f"cycles per longer side of ({rows}, {columns})", "units": "1"}
     return out.assign_attrs(long_name="mean square by wavenumber")
 
@@ -118,7 +114,7 @@ class _Pair:
         return cls(
             value,
             filled[f"{name}_flag"].transpose(*value.dims),
-            _matched(truth, value),
+            matched(truth, value),
             None if std is None else std.transpose(*value.dims),
             None if members is None else members.transpose("member", *value.dims),
         )
@@ -161,13 +157,11 @@ def _variables(filled: xr.Dataset, variables: Sequence[str] | None) -> list[str]
     return names
 
 
-def _matched(truth: xr.Dataset, value: xr.DataArray) -> xr.DataArray:
+def matched(truth: xr.Dataset, value: xr.DataArray) -> xr.DataArray:
     """The true variable at the coordinates, and in the order of dimensions, of the filled one."""
     name = value.name
     if name not in truth:
-        raise InputError(
-            f"the truth has no variable '{name}'; it holds {', '.join(map(str, truth.data_vars))}"
-        )
+        raise InputError(f"the truth has no variable '{name}'; it holds {', '.join(map(str, truth.data_vars))}")
     out = truth[name]
     for dim in dict.fromkeys((*value.dims, *out.dims)):
         sizes = (

@@ -4,11 +4,13 @@ A skip maps (x, context, alpha_t, sigma_t) to an estimate of x_0, all (B, C, T, 
 the context, so a good interpolation costs the method nothing and saves the network most of its work.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["PullPush"]
+__all__ = ["PullPush", "pull", "push", "zero_skip"]
 
 
 class PullPush(nn.Module):
@@ -38,7 +40,7 @@ class PullPush(nn.Module):
             size = [min(2, n) for n in values.shape[-3:]]
             if not self.frames:
                 size[0] = 1
-            values, weight = _pull(values, size), _pull(weight, size)
+            values, weight = pull(values, size), pull(weight, size)
             pyramid.append((values, weight))
         estimate = values / weight.clamp(min=1e-6)
         for values, weight in reversed(pyramid[:-1]):
@@ -48,18 +50,19 @@ class PullPush(nn.Module):
         return alpha_t * estimate.reshape(b, c, t, h, w)
 
 
-def _pull(x: Tensor, size: list[int]) -> Tensor:
-    """Sums over cells of ``size``; the last cell of an odd axis is smaller."""
-    summed = F.avg_pool3d(_pad_odd(x, size), size, divisor_override=1)
-    assert isinstance(summed, Tensor)
-    return summed
-
-
-def _pad_odd(x: Tensor, size: list[int]) -> Tensor:
+def pull(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Sums x (..., T, H, W) over cells of ``size``; the last cell of an axis may be smaller."""
     padding: list[int] = []
     for length, step in zip(reversed(x.shape[-3:]), reversed(size)):
         padding += [0, -length % step]
-    return F.pad(x, padding) if any(padding) else x
+    return F.avg_pool3d(F.pad(x, padding), list(size), divisor_override=1)
+
+
+def push(x: Tensor, size: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Repeats coarse cells x (..., T', H', W') over cells of ``size``; the transpose of `pull` on (..., T, H, W)."""
+    for axis, (step, length) in enumerate(zip(size, shape[-3:]), start=-3):
+        x = x.repeat_interleave(step, dim=axis).narrow(axis, 0, length)
+    return x
 
 
 def zero_skip(x: Tensor, context: Tensor, alpha_t: Tensor, sigma_t: Tensor) -> Tensor:

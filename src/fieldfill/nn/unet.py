@@ -6,6 +6,7 @@ than one of 8, where full 3-D convolutions cost 20 to 30 times as much.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -44,12 +45,13 @@ class FoldedUNet(nn.Module):
         self.embed = NoiseEmbedding(4 * base)
         self.stem = PaddedConv(features * frames, base, 3, periodic)
         self.down = nn.ModuleList(ResBlock(w, w, 4 * base, periodic) for w in widths)
-        self.shrink = nn.ModuleList(PaddedConv(a, b, 3, periodic, stride=2) for a, b in zip(widths, widths[1:]))
+        self.shrink = nn.ModuleList(PaddedConv(a, b, 3, periodic, stride=2) for a, b in pairwise(widths))
         self.middle = ResBlock(widths[-1], widths[-1], 4 * base, periodic)
-        self.up = nn.ModuleList(ResBlock(a + b, a, 4 * base, periodic) for a, b in zip(widths, widths[1:]))
+        self.up = nn.ModuleList(ResBlock(a + b, a, 4 * base, periodic) for a, b in pairwise(widths))
         self.norm = _norm(base)
         self.head = PaddedConv(base, variables * frames, 3, periodic)
         nn.init.zeros_(self.head.conv.weight)  # the untrained network leaves the skip as it is
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, features: Tensor, log_snr: Tensor) -> Tensor:
         b, _, _, h, w = features.shape
@@ -106,6 +108,8 @@ class ResBlock(nn.Module):
 
 class NoiseEmbedding(nn.Module):
     """Sinusoids of the log signal-to-noise ratio, which varies over the whole range of t."""
+
+    frequency: Tensor
 
     def __init__(self, width: int, waves: int = 32) -> None:
         super().__init__()

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from torch import Generator, Tensor
 
-from fieldfill.errors import InputError
 from fieldfill.partition.base import Partition
 from fieldfill.partition.units import PixelPartition
 
@@ -13,17 +12,15 @@ __all__ = ["AllObserved", "HideMore"]
 
 @dataclass(frozen=True)
 class AllObserved(Partition):
-    """MissDiff: context = query = M. Missing cells are outside the context and never in the query: exposure
-    0."""
+    """MissDiff: context = query = M. Missing cells are outside the context and never in the query: exposure 0.
+
+    It has one context, all observed cells, whatever share is asked for.
+    """
 
     def split(self, observed: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         return observed.clone(), observed.clone()
 
     def draw(self, observed: Tensor, keep: float | None, generator: Generator) -> Tensor:
-        if keep is not None and keep < 1:
-            raise InputError(
-                f"keep {keep}: this partition has one context, all observed cells; give keep=None"
-            )
         return observed.clone()
 
     def enumerate(self, observed: Tensor, count: int, keep: float | None) -> Tensor | None:
@@ -34,7 +31,7 @@ class AllObserved(Partition):
 class HideMore(Partition):
     """AmbientDiff: the context is a random subset of M, the query all of M.
 
-    ``keep`` (a share or a range) is the share of M in the context, None what ``structure`` does in training;
+    ``keep`` is the share of M in the context, None what ``structure`` does in training;
     ``structure`` says what is hidden together.
     """
 

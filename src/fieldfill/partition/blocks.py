@@ -61,10 +61,7 @@ class BlockPartition(UnitPartition):
 
     def choose(self, live: Tensor, keep: float | None, generator: Generator) -> Tensor:
         n = live.sum(-1, keepdim=True)
-        if keep is not None:
-            k = torch.round(keep * n).long().clamp(min=1)
-        else:
-            k = self._context_size(n, generator)
+        k = torch.round(keep * n).long().clamp(min=1) if keep is not None else self._context_size(n, generator)
         return _some(live, k, generator)
 
     def context_range(self, n: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,11 +100,7 @@ class BlockPartition(UnitPartition):
         return n - 1 if self.context_blocks is None else min(n, self.context_blocks)
 
     def left_out(self, n: Tensor, keep: float | None, generator: Generator) -> Tensor:
-        k = (
-            torch.round(keep * n).long().clamp(min=1)
-            if keep is not None
-            else self._context_size(n, generator)
-        )
+        k = torch.round(keep * n).long().clamp(min=1) if keep is not None else self._context_size(n, generator)
         return n - torch.minimum(k, n)
 
 

@@ -75,9 +75,7 @@ class MaskSwap(Partition):
     def __post_init__(self) -> None:
         if self.bank.ndim != 5 or self.bank.dtype != torch.bool or len(self.bank) < 2:
             shape = tuple(self.bank.shape)
-            raise InputError(
-                f"mask bank is {self.bank.dtype} {shape}: give at least 2 bool masks (N, C, T, H, W)"
-            )
+            raise InputError(f"mask bank is {self.bank.dtype} {shape}: give at least 2 bool masks (N, C, T, H, W)")
         if self.keep is not None:
             check_share(self.keep, "keep")
         object.__setattr__(self, "_bank", _squeeze(self.bank))

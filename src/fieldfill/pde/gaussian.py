@@ -135,9 +135,7 @@ class GaussianField:
         fields = self.modes.sample(count, self.frames, self.shape, generator)[:, None]
         vy, vx = self.velocity
         shared = {"velocity_y": vy, "velocity_x": vx, "memory": self.memory, "noise_std": self.noise_std}
-        return fields, {
-            name: torch.full((count,), value, dtype=torch.float64) for name, value in shared.items()
-        }
+        return fields, {name: torch.full((count,), value, dtype=torch.float64) for name, value in shared.items()}
 
     def observe(self, fields: Tensor, generator: Generator) -> Tensor:
         """Fields of any shape with observation noise on every cell."""
@@ -206,9 +204,7 @@ class GaussianField:
     def _noise_variance(self) -> float:
         return self.variance * max(self.noise**2, NOISE_FLOOR)
 
-    def _checked(
-        self, values: Tensor, observed: Tensor, domain: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _checked(self, values: Tensor, observed: Tensor, domain: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Values, observed cells inside the domain, and the domain of every frame, all (T, H, W)."""
         if values.shape != observed.shape or values.shape[1:] != self.shape or len(values) == 0:
             raise InputError(

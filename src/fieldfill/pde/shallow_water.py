@@ -79,8 +79,7 @@ class ShallowWater:
         check_grid(self.size, self.frames, self.interval)
         if self.balance[1] > 0 and self.coriolis[0] <= 0 <= self.coriolis[1]:
             raise InputError(
-                f"coriolis={self.coriolis} holds 0, where no flow is balanced: "
-                "use balance=(0, 0) or other bounds"
+                f"coriolis={self.coriolis} holds 0, where no flow is balanced: use balance=(0, 0) or other bounds"
             )
 
     @property

@@ -45,9 +45,7 @@ def uniform(bounds: tuple[float, float], shape: tuple[int, ...], generator: Gene
     return low + (high - low) * u
 
 
-def random_bumps(
-    count: int, size: int, bumps: int, width: tuple[float, float], generator: Generator
-) -> Tensor:
+def random_bumps(count: int, size: int, bumps: int, width: tuple[float, float], generator: Generator) -> Tensor:
     r"""Sums of round bumps of many widths, zero mean, mean square 1, shape (B, N, N).
 
     .. math:: \hat x_k \propto \sum_n a_n w_n \exp(-\tfrac12 w_n^2 |k|^2 - i k \cdot c_n), \qquad k_{Nyquist}

@@ -53,9 +53,7 @@ def distance_chart(binned: xr.Dataset, units: str) -> "Figure":
     names = _bins(binned)
     cells = binned.n.values / binned.n.values.sum()
     bars = {"marker": {"color": PALE}, "hovertemplate": "%{y:.1f} % of the missing cells<extra></extra>"}
-    figure = go.Figure(
-        go.Bar(x=names, y=np.round(100 * cells, 2).tolist(), yaxis="y2", name="missing cells", **bars)
-    )
+    figure = go.Figure(go.Bar(x=names, y=np.round(100 * cells, 2).tolist(), yaxis="y2", name="missing cells", **bars))
     stated = binned.rmse * binned.spread_skill
     curves = {
         "error (RMSE)": (binned.rmse, OURS, "solid", "circle"),
@@ -93,9 +91,7 @@ def honesty_chart(binned: xr.Dataset) -> "Figure":
     for key, (level, colour) in LEVELS.items():
         figure.add_scatter(
             x=names,
-            y=[
-                round(100 * share, 1) if np.isfinite(share) else None for share in binned[key].values.tolist()
-            ],
+            y=[round(100 * share, 1) if np.isfinite(share) else None for share in binned[key].values.tolist()],
             name=f"{level} % intervals",
             mode="lines+markers",
             line={"color": colour, "width": 2.5},

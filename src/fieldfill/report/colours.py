@@ -28,10 +28,7 @@ def colour_map(quantity: str) -> "Colormap":
 def plotly_scale(quantity: str) -> list[tuple[float, str]]:
     chosen = colour_map(quantity)
     places = [i / (STOPS - 1) for i in range(STOPS)]
-    return [
-        (place, "rgb({}, {}, {})".format(*(round(255 * part) for part in chosen(place)[:3])))
-        for place in places
-    ]
+    return [(place, "rgb({}, {}, {})".format(*(round(255 * part) for part in chosen(place)[:3]))) for place in places]
 
 
 def plain(colour: str) -> list[tuple[float, str]]:

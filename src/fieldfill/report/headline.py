@@ -88,8 +88,7 @@ def headline(facts: Facts) -> str:
     said = [f"{percent(facts.missing)} of the {facts.cells:,} values were missing and have been filled"]
     if facts.errors:
         listed = ", ".join(
-            error if len(facts.errors) == 1 else f"{escape(name)} {error}"
-            for name, error in facts.errors.items()
+            error if len(facts.errors) == 1 else f"{escape(name)} {error}" for name, error in facts.errors.items()
         )
         said[0] += f", with a root-mean-square error of <b>{listed}</b>"
     if facts.against:
@@ -100,9 +99,7 @@ def headline(facts: Facts) -> str:
             text += f" and <b>{number(facts.to_optimum)} ×</b> the smallest that any method can reach"
         said.append(text)
     elif facts.to_optimum:
-        said.append(
-            f"The mean squared error is <b>{number(facts.to_optimum)} ×</b> the smallest possible one"
-        )
+        said.append(f"The mean squared error is <b>{number(facts.to_optimum)} ×</b> the smallest possible one")
     if facts.covered:
         listed = ", ".join(
             percent(share) if len(facts.covered) == 1 else f"{percent(share)} ({escape(name)})"
@@ -110,13 +107,9 @@ def headline(facts: Facts) -> str:
         )
         said.append(f"The stated 90 % intervals hold <b>{listed}</b> of the true values")
     if facts.unsupported:
-        said.append(
-            f"{percent(facts.unsupported)} of the filled cells are flagged: the data could not teach them"
-        )
+        said.append(f"{percent(facts.unsupported)} of the filled cells are flagged: the data could not teach them")
     if not facts.errors:
-        said.append(
-            "There is no truth to score against; the stated uncertainty comes from held-out observations"
-        )
+        said.append("There is no truth to score against; the stated uncertainty comes from held-out observations")
     return ". ".join(said) + "."
 
 

@@ -62,9 +62,7 @@ def exposure_map(field: Field) -> "Figure":
     exposure = np.where(field.domain, field.exposure, np.nan)
     top = float(np.nanmax(exposure, initial=0)) or 1.0
     title = f"exposure of {field.label}"
-    return _map(
-        field, _heat(field, "exposure", (0, top), title, exposure), _unsupported(field, field.unsupported)
-    )
+    return _map(field, _heat(field, "exposure", (0, top), title, exposure), _unsupported(field, field.unsupported))
 
 
 def panels(field: Field) -> dict[str, tuple[str, "Figure"]]:

@@ -88,9 +88,7 @@ class _Page:
         several = len(self.fields) > 1
         for number, field in enumerate(self.fields):
             suffix = f": {field.label}" if several else ""
-            yield self.section(
-                f"observed{number}", f"What was observed{suffix}", self.observed(number, field)
-            )
+            yield self.section(f"observed{number}", f"What was observed{suffix}", self.observed(number, field))
             yield self.section(f"maps{number}", f"What was filled{suffix}", self.maps(number, field))
         if self.story.scores or self.scores is not None:
             yield self.section("scores", "How good it is", self.score_tables())
@@ -123,9 +121,7 @@ class _Page:
         often = maps.coverage_map(field)
         seen = self.figure(f"seen-{number}", often, "How often each cell was observed", kind="map")
         title = f"Observed share over time: {percent(field.coverage.mean())} on average"
-        time = self.figure(
-            f"time-{number}", charts.coverage_chart(field, often.layout.height), title, kind="wide"
-        )
+        time = self.figure(f"time-{number}", charts.coverage_chart(field, often.layout.height), title, kind="wide")
         samples = self.record.shape[0]
         note = f"<p class='note'>The maps show the first of {samples} samples.</p>" if samples > 1 else ""
         return f'{note}<div class="row">{time}{seen}</div>'
@@ -183,9 +179,7 @@ class _Page:
         assert self.story.exposure is not None
         attrs = self.story.exposure.attrs
         verdict = f"<p><b>{escape(self.story.words)}</b></p>" if self.story.words else ""
-        chosen = (
-            f" Partition: <code>{escape(str(attrs['partition']))}</code>." if "partition" in attrs else ""
-        )
+        chosen = f" Partition: <code>{escape(str(attrs['partition']))}</code>." if "partition" in attrs else ""
         drawn = [
             self.figure(f"exposure-{number}", maps.exposure_map(field), field.label, kind="map")
             for number, field in enumerate(self.fields)
@@ -195,13 +189,9 @@ class _Page:
             "<p>Exposure is the probability that training asks for a cell that it is not shown. Where it is "
             f"zero the model's answer is arbitrary, however long it trains.{chosen}</p>"
         )
-        lost = any(
-            field.unsupported is not None and field.unsupported[field.domain].any() for field in self.fields
-        )
+        lost = any(field.unsupported is not None and field.unsupported[field.domain].any() for field in self.fields)
         swatch = '<p class="note"><span class="swatch alarm"></span>without support</p>' if lost else ""
-        return (
-            f'<div class="row">{"".join(drawn)}<div class="wide beside">{verdict}{text}{swatch}</div></div>'
-        )
+        return f'<div class="row">{"".join(drawn)}<div class="wide beside">{verdict}{text}{swatch}</div></div>'
 
     def training(self) -> str:
         chart = self.figure("training-curve", charts.training_chart(self.story.history))

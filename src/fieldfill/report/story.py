@@ -13,7 +13,7 @@ import xarray as xr
 
 from fieldfill.axes import Axes
 from fieldfill.errors import InputError
-from fieldfill.metrics.records import _matched as matched
+from fieldfill.metrics.records import matched
 from fieldfill.record import FLAGS, Record, open_record
 from fieldfill.report.words import axis_label, pretty_units, time_labels
 
@@ -132,9 +132,7 @@ class Field:
     @property
     def limits(self) -> tuple[float, float]:
         """Colour limits of observed, filled and true values: nearly their whole range, or symmetric."""
-        values = (
-            self.value if self.truth is None else np.concatenate([self.value.ravel(), self.truth.ravel()])
-        )
+        values = self.value if self.truth is None else np.concatenate([self.value.ravel(), self.truth.ravel()])
         low, high = np.nanquantile(values, [0.005, 0.995])
         if self.diverging:
             high = max(-low, high)
@@ -153,9 +151,7 @@ def read_record(story: Story) -> Record:
     names = [str(name) for name in story.filled.data_vars if f"{name}_flag" in story.filled]
     if not names:
         held = ", ".join(map(str, story.filled.data_vars)) or "nothing"
-        raise InputError(
-            f"no filled variable with its flag (v, v_flag) to report on; the data set holds {held}"
-        )
+        raise InputError(f"no filled variable with its flag (v, v_flag) to report on; the data set holds {held}")
     return open_record(story.filled, names, story.dims)
 
 

@@ -34,11 +34,7 @@ def score_table(scores: Mapping[str, Mapping[str, float]], units: str) -> str:
     found = {key for row in scores.values() for key in row}
     keys = [key for key in NAMES if key in found]
     # A column that only says how many cells there were says nothing about the methods.
-    keys = [
-        key
-        for key in keys
-        if key != "n" and any(np.isfinite(row.get(key, np.nan)) for row in scores.values())
-    ]
+    keys = [key for key in keys if key != "n" and any(np.isfinite(row.get(key, np.nan)) for row in scores.values())]
     by = "mse" if "mse" in keys else keys[0]
     longest = max(row.get(by, 0) for row in scores.values())
     best = scores.get("optimum", {}).get(by)

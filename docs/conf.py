@@ -1,0 +1,11 @@
+"""Sphinx configuration: ``make docs``."""
+
+project = "fieldfill"
+author = "the fieldfill developers"
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+html_theme = "pydata_sphinx_theme"
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["dollarmath", "amsmath"]
+numpydoc_show_class_members = False
+autodoc_typehints = "description"

@@ -1,0 +1,5 @@
+"""``python -m fieldfill`` is the command line."""
+
+from fieldfill.cli import main
+
+main()

@@ -1,0 +1,313 @@
+"""The command line: it parses, calls and prints; all logic is below.
+
+Exit codes: 0 = done, 1 = `check` found cells that cannot be learnt, 2 = the input is wrong (one line on stderr).
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from fieldfill.errors import InputError
+
+if TYPE_CHECKING:
+    from fieldfill.train import Progress as TrainProgress
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Fill the gaps of gridded physical data with a diffusion model learnt from the gappy data itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+stderr = Console(stderr=True, highlight=False)
+
+Data = Annotated[Path, typer.Argument(help="NetCDF, Zarr or GRIB file; NaN (or the fill value) means missing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
+Variables = Annotated[str | None, typer.Option("--vars", help="Variables, separated by commas; default: all.")]
+DimNames = Annotated[str | None, typer.Option("--dims", help="Names of time, rows, columns: time,lat,lon.")]
+Domain = Annotated[str | None, typer.Option("--domain", help="Variable that is non-zero where the field exists.")]
+Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
+Window = Annotated[int, typer.Option("--window", help="Consecutive frames that the model sees together.")]
+PartitionName = Annotated[
+    str, typer.Option("--partition", help="auto, swap, pixel, block:3x3, station, frame, variable, ...")
+]
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text is not None else None
+
+
+def _dims(text: str | None) -> tuple[str, str, str] | None:
+    names = _names(text)
+    if names is None:
+        return None
+    if len(names) != 3:
+        raise InputError(f"--dims {text!r} must name three dimensions, such as --dims time,lat,lon")
+    return names[0], names[1], names[2]
+
+
+def _say(result: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(result, default=float) if as_json else text)
+
+
+@app.command(epilog="Example: fieldfill demo -o demo_output")
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for data, model and report.")] = Path(
+        "demo_output"
+    ),
+    steps: Annotated[int | None, typer.Option("--steps", help="Training steps; fewer is faster and worse.")] = None,
+    frames: Annotated[int, typer.Option("--frames", help="Days of data to make.")] = 360,
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Make gappy data, check, fit, fill and score it, and write a report."""
+    from fieldfill import demo as demonstration
+
+    with _training_bar() as report:
+        result = demonstration.run(output, steps, frames, seed, overwrite, report=report, say=_note)
+    _say(result, demonstration.table(result), as_json)
+
+
+@app.command(epilog="Example: fieldfill check sst.nc --window 8")
+def check(
+    data: Data,
+    window: Window = 8,
+    partition: PartitionName = "auto",
+    variables: Variables = None,
+    dims: DimNames = None,
+    domain: Domain = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the exposure map here.")] = None,
+    overwrite: Overwrite = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Audit, from the masks alone, which cells can be learnt. Exit code 1 if some cannot."""
+    from fieldfill import fill as ff
+    from fieldfill.io import check_output, open_dataset, save_dataset
+
+    if output is not None:
+        check_output(output, overwrite)
+    found = ff.check(open_dataset(data), window, _names(variables), _dims(dims), domain, partition, seed)
+    if output is not None:
+        save_dataset(found.to_dataset(), output, overwrite)
+    _say(found.to_dict(), str(found), as_json)
+    raise typer.Exit(0 if found.audit.verdict == "ok" else 1)
+
+
+@app.command(epilog="Example: fieldfill fit sst.nc -o sst.ff --window 8 --preset fast")
+def fit(
+    data: Data,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory for the fitted model.")],
+    variables: Variables = None,
+    window: Window = 8,
+    preset: Annotated[str, typer.Option("--preset", help="fast, standard or paper.")] = "fast",
+    partition: PartitionName = "auto",
+    steps: Annotated[int | None, typer.Option("--steps", help="Training steps; default: the preset's.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop training after this time.")] = None,
+    dims: DimNames = None,
+    domain: Domain = None,
+    seed: Seed = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Learn a model from gappy data. Progress is kept beside OUTPUT; --resume takes it up after a crash."""
+    from fieldfill import fill as ff
+    from fieldfill.io import check_free, discard, open_dataset
+
+    check_free(output, overwrite)
+    checkpoint = output.with_name(output.name + ".part")
+    filler = ff.Filler(window, seed, _names(variables), _dims(dims), domain, preset, partition, steps, minutes)
+    with _training_bar() as report:
+        filler.fit(open_dataset(data), checkpoint, resume, report)
+    filler.save(output, overwrite)
+    discard(checkpoint)
+    model = filler.model_
+    result = {
+        "model": str(output),
+        "partition": model.partition_name,
+        "fill": str(model.ensemble),
+        **model.notes,
+    }
+    last = model.notes["history"][-1]
+    text = (
+        f"{output}: {last['step']:.0f} steps in {last['seconds']:.0f} s, partition {model.partition_name}, "
+        f"error on held-out cells {min(model.notes['validation'].values()):.4f} (share of the variance), "
+        f"fills by the {model.ensemble}"
+    )
+    _say(result, text, as_json)
+
+
+@app.command(epilog="Example: fieldfill fill sst.ff sst.nc -o sst_filled.nc")
+def fill(
+    model: Annotated[Path, typer.Argument(help="Directory of a fitted model.")],
+    data: Data,
+    output: Annotated[Path, typer.Option("-o", "--output", help="OUT.nc or OUT.zarr.")],
+    members: Annotated[int, typer.Option("--members", help="Number of realisations to add.")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Default: the model's.")] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Fill the gaps of a file: the same file with the holes filled, v_std and v_flag beside each variable."""
+    from fieldfill import fill as ff
+    from fieldfill.io import check_output, open_dataset, save_dataset
+    from fieldfill.record import FLAGS
+
+    check_output(output, overwrite)
+    filler = ff.load(model)
+    with _counting_bar("filling") as report:
+        filled = filler.fill(open_dataset(data), members, seed, report)
+    save_dataset(filled, output, overwrite)
+    counts = {
+        name: {kind: int((filled[f"{name}_flag"].values == flag).sum()) for kind, flag in FLAGS.items()}
+        for name in filler.model_.variables
+    }
+    lines = [f"{name}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) for name, kinds in counts.items()]
+    _say({"output": str(output), "cells": counts}, "\n".join([*lines, f"written to {output}"]), as_json)
+
+
+@app.command(epilog="Example: fieldfill score sst_filled.nc --truth truth.nc")
+def score(
+    output: Annotated[Path, typer.Argument(help="A filled file.")],
+    truth: Annotated[Path, typer.Option("--truth", help="The complete data.")],
+    variables: Variables = None,
+    as_json: Json = False,
+) -> None:
+    """Score a filled file against the truth, on the missing cells only."""
+    from fieldfill.io import open_dataset
+    from fieldfill.metrics import score as score_records
+
+    names = _names(variables)
+    scores = score_records(open_dataset(output), open_dataset(truth), list(names) if names else None)
+    table = {
+        str(name): {str(key): scores[key].sel(variable=name).item() for key in scores}
+        for name in scores.variable.values
+    }
+    keys = [str(key) for key in scores]
+    lines = [f"{'variable':<12}" + "".join(f"{key:>13}" for key in keys)]
+    lines += [f"{name:<12}" + "".join(f"{row[key]:13.6g}" for key in keys) for name, row in table.items()]
+    _say({"variables": table}, "\n".join(lines), as_json)
+
+
+@app.command(epilog="Example: fieldfill simulate navier-stokes -o ns.zarr --samples 64 --seed 0")
+def simulate(
+    equation: Annotated[str, typer.Argument(help="advection, shallow-water, navier-stokes, kolmogorov or gaussian.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Zarr store to write.")],
+    samples: Annotated[int, typer.Option("--samples", help="Independent sequences.")] = 64,
+    size: Annotated[int | None, typer.Option("--size", help="Cells along a side; default: the paper's.")] = None,
+    frames: Annotated[int | None, typer.Option("--frames", help="Frames of a sequence; default: the paper's.")] = None,
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write a complete data set of an equation. An interrupted run goes on where it stopped."""
+    from fieldfill.config import build_simulator
+    from fieldfill.pde.store import write
+
+    simulator = build_simulator(equation, size, frames)
+    with _counting_bar("simulating") as report:
+        path = write(simulator, output, samples, seed, overwrite=overwrite, progress=report)
+    _say(
+        {"output": str(path), "equation": equation, "samples": samples, "seed": seed},
+        f"written to {path}",
+        as_json,
+    )
+
+
+@app.command(epilog="Example: fieldfill mask truth.nc --pattern cloud --observed 0.4 -o gappy.nc")
+def mask(
+    data: Data,
+    pattern: Annotated[str, typer.Option("--pattern", help="pixel, block, cloud, swath, track, ...")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="OUT.nc or OUT.zarr.")],
+    observed: Annotated[float, typer.Option("--observed", help="Share of the cells that stay observed.")] = 0.3,
+    every: Annotated[int | None, typer.Option("--every", help="Draw a new mask every so many frames.")] = None,
+    variables: Variables = None,
+    dims: DimNames = None,
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Hide cells of complete data; the input stays as the truth."""
+    from fieldfill.gaps import hide
+    from fieldfill.io import check_output, open_dataset, save_dataset
+
+    check_output(output, overwrite)
+    gappy, share = hide(open_dataset(data), pattern, observed, every, _names(variables), _dims(dims), seed)
+    save_dataset(gappy, output, overwrite)
+    result = {"output": str(output), "pattern": pattern, "observed": share, "seed": seed}
+    _say(result, f"{output}: {share:.1%} of the cells observed (pattern {pattern}, seed {seed})", as_json)
+
+
+@app.command(epilog="Example: fieldfill versions")
+def versions(as_json: Json = False) -> None:
+    """Print the versions that matter in a bug report."""
+    from fieldfill.environment import versions as found
+
+    table = found()
+    _say(table, "\n".join(f"{name:<22} {value}" for name, value in table.items()), as_json)
+
+
+def _note(text: str) -> None:
+    stderr.print(text, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _training_bar() -> "Iterator[Callable[[TrainProgress], None]]":
+    """A bar on a terminal, a plain line now and then elsewhere."""
+    if not stderr.is_terminal:
+        yield _plain_training_lines
+        return
+    columns = [TextColumn("fit"), BarColumn(), TextColumn("{task.description}")]
+    with Progress(*columns, console=stderr) as bar:
+        task = bar.add_task("preparing", total=None)
+
+        def report(p: "TrainProgress") -> None:
+            bar.update(task, total=p.steps, completed=p.step, description=_training_line(p))
+
+        yield report
+
+
+def _plain_training_lines(p: "TrainProgress") -> None:
+    if p.step == 1 or p.step % max(1, p.steps // 10) == 0:
+        _note(_training_line(p))
+
+
+def _training_line(p: "TrainProgress") -> str:
+    return (
+        f"step {p.step}/{p.steps}  loss {p.loss:.4f}  validation {p.validation:.4f}  "
+        f"{p.windows_per_second:.0f} windows/s  {p.seconds_left / 60:.1f} min left"
+    )
+
+
+@contextmanager
+def _counting_bar(text: str) -> Iterator[Callable[[int, int], None]]:
+    if not stderr.is_terminal:
+        yield lambda done, total: _note(f"{text}: {done} of {total}") if done == total else None
+        return
+    with Progress(console=stderr) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def main() -> None:
+    """Entry point: wrong input becomes one line on stderr and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"fieldfill: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("fieldfill: interrupted", file=sys.stderr)
+        sys.exit(130)

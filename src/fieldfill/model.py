@@ -1,0 +1,183 @@
+"""A fitted model: everything that filling needs and training found, and its directory on disk.
+
+The directory holds ``weights.safetensors`` (every array) and ``model.json`` (everything else): reading it cannot run
+code. It appears under its name only when it is complete.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Generator, Tensor
+
+from fieldfill.config import Config, build_denoiser, build_partition
+from fieldfill.denoise import Denoiser
+from fieldfill.errors import InputError
+from fieldfill.io import check_free, replacing
+from fieldfill.metrics import distance_to_observation
+from fieldfill.partition import Partition
+from fieldfill.record import Record
+from fieldfill.sample import Ensemble, single_step
+from fieldfill.uncertainty import DistanceSpread
+from fieldfill.windows import Normaliser
+
+__all__ = ["Grid", "Model"]
+
+FORMAT = 1
+WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid a model belongs to: a map cell means the same place at training and at use.
+
+    Attributes
+    ----------
+    coordinates
+        values of the row and column coordinates by dimension name; a dimension without them counts its cells.
+    """
+
+    coordinates: Mapping[str, list[float]]
+    periodic: tuple[bool, bool]
+
+    @classmethod
+    def of(cls, record: Record) -> "Grid":
+        coordinates = {}
+        for name in (record.axes.y, record.axes.x):
+            numeric = name in record.ds.coords and np.issubdtype(record.ds[name].dtype, np.number)
+            values = record.ds[name].values if numeric else np.arange(record.ds.sizes[name])
+            coordinates[name] = values.astype(float).tolist()
+        return cls(coordinates, record.periodic)
+
+    def check(self, record: Record) -> None:
+        """Refuses data on another grid."""
+        found = Grid.of(record).coordinates
+        for name, expected in self.coordinates.items():
+            values = found.get(name)
+            if values is None:
+                raise InputError(f"the model's grid has the dimension '{name}', the data has {', '.join(found)}")
+            if len(values) != len(expected):
+                raise InputError(f"the model was fitted on {len(expected)} '{name}', the data has {len(values)}")
+            step = abs(expected[-1] - expected[0]) / max(1, len(expected) - 1)
+            if not np.allclose(values, expected, rtol=0, atol=1e-3 * step):
+                raise InputError(f"the '{name}' coordinates of the data are not those that the model was fitted on")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A fitted model.
+
+    Attributes
+    ----------
+    bank
+        (N, C, T, H, W) bool, observation masks that the partition may draw from.
+    domain, unsupported
+        (C, H, W) bool: where the field exists; where the data could not teach it.
+    exposure
+        (C, H, W) conditional query probability of each cell; NaN outside the domain.
+    ensemble, spread
+        how a fill is made and how uncertain it is, both chosen on held-out cells.
+    notes
+        what training found, for people and reports: history, choices, audit, windows skipped.
+    """
+
+    config: Config
+    seed: int
+    variables: tuple[str, ...]
+    dims: tuple[str, str, str] | None
+    grid: Grid
+    normaliser: Normaliser
+    denoiser: Denoiser
+    partition_name: str
+    partition: Partition
+    bank: Tensor
+    domain: Tensor
+    unsupported: Tensor
+    exposure: Tensor
+    ensemble: Ensemble
+    spread: DistanceSpread
+    notes: dict[str, Any]
+
+    def estimate(self, x: Tensor, observed: Tensor, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation (B, C, T, H, W), unitless, of windows x with ``observed`` cells."""
+        mean, _ = single_step(self.denoiser, x, observed, self.partition, self.ensemble, generator)
+        return mean.numpy(), self.spread(distance_to_observation(observed.numpy()))
+
+    def save(self, path: Path, overwrite: bool = False) -> Path:
+        path = check_free(path, overwrite)
+        tensors = {f"denoiser.{name}": tensor.contiguous() for name, tensor in self.denoiser.state_dict().items()}
+        tensors |= {
+            "domain": self.domain,
+            "unsupported": self.unsupported,
+            "exposure": self.exposure,
+            "bank": torch.from_numpy(np.packbits(self.bank.numpy().ravel())),
+            "normaliser.mean": torch.from_numpy(self.normaliser.mean),
+            "normaliser.std": torch.from_numpy(self.normaliser.std),
+            "spread.distances": torch.from_numpy(self.spread.distances),
+            "spread.spreads": torch.from_numpy(self.spread.spreads),
+        }
+        description = {
+            "format": FORMAT,
+            "fieldfill": version("fieldfill"),
+            "config": self.config.model_dump(mode="json"),
+            "seed": self.seed,
+            "variables": self.variables,
+            "dims": self.dims,
+            "grid": asdict(self.grid),
+            "partition": self.partition_name,
+            "bank": list(self.bank.shape),
+            "ensemble": asdict(self.ensemble),
+            "notes": self.notes,
+        }
+        with replacing(path) as partial:
+            partial.mkdir()
+            save_file(tensors, partial / WEIGHTS)
+            (partial / DESCRIPTION).write_text(json.dumps(description, indent=1))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> "Model":
+        if not path.exists():
+            raise InputError(f"no such model: {path}; make one with 'fieldfill fit DATA -o {path.name}'")
+        if not ((path / DESCRIPTION).is_file() and (path / WEIGHTS).is_file()):
+            raise InputError(f"{path} is not a fieldfill model (a directory with {DESCRIPTION} and {WEIGHTS})")
+        try:
+            saved = json.loads((path / DESCRIPTION).read_text())
+            tensors = load_file(path / WEIGHTS)
+        except (json.JSONDecodeError, SafetensorError, OSError) as error:
+            raise InputError(f"the model {path} is damaged ({str(error).splitlines()[0]}); fit it again") from error
+        if saved.get("format") != FORMAT:
+            raise InputError(f"the model {path} has format {saved.get('format')}, this version reads {FORMAT}")
+        config = Config.model_validate(saved["config"])
+        grid = Grid(saved["grid"]["coordinates"], tuple(saved["grid"]["periodic"]))
+        denoiser = build_denoiser(config, tensors["domain"], grid.periodic, seed=0)
+        prefix = "denoiser."
+        denoiser.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        bits = np.unpackbits(tensors["bank"].numpy(), count=math.prod(saved["bank"]))
+        bank = torch.from_numpy(bits.astype(bool).reshape(saved["bank"]))
+        return cls(
+            config=config,
+            seed=saved["seed"],
+            variables=tuple(saved["variables"]),
+            dims=tuple(saved["dims"]) if saved["dims"] else None,
+            grid=grid,
+            normaliser=Normaliser(tensors["normaliser.mean"].numpy(), tensors["normaliser.std"].numpy()),
+            denoiser=denoiser.eval(),
+            partition_name=saved["partition"],
+            partition=build_partition(saved["partition"], bank, config.keep),
+            bank=bank,
+            domain=tensors["domain"],
+            unsupported=tensors["unsupported"],
+            exposure=tensors["exposure"],
+            ensemble=Ensemble(**saved["ensemble"]),
+            spread=DistanceSpread(tensors["spread.distances"].numpy(), tensors["spread.spreads"].numpy()),
+            notes=saved["notes"],
+        )

@@ -1,0 +1,201 @@
+"""The command line in real processes: what it prints, what it writes, how it fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import fieldfill as ff
+from conftest import gappy_dataset
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+FIT = ["--window", "4", "--steps", "3", "--partition", "swap"]
+
+
+def run(*arguments, check: int | None = 0) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "fieldfill", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False, timeout=300)
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    ff.save_dataset(gappy_dataset(), folder / "gappy.nc")
+    truth = gappy_dataset()
+    truth["sst"] = truth.sst.fillna(10.0).where(truth.lon > 0.1)
+    ff.save_dataset(truth, folder / "truth.nc")
+    run("fit", folder / "gappy.nc", "-o", folder / "m.ff", *FIT)
+    run("fill", folder / "m.ff", folder / "gappy.nc", "-o", folder / "filled.nc")
+    return folder
+
+
+def test_python_and_command_line_give_the_same_numbers(files) -> None:
+    ds = ff.open_dataset(files / "gappy.nc").load()
+    here = ff.Filler(window=4, steps=3, partition="swap").fit(ds).fill(ds)
+    there = ff.open_dataset(files / "filled.nc").load()
+    for name in ("sst", "sst_std", "sst_flag"):
+        assert np.array_equal(here[name].values, there[name].values, equal_nan=True)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_a_filled_file_is_the_same_file_with_the_holes_filled(files, tmp_path, suffix) -> None:
+    result = json.loads(
+        run("fill", files / "m.ff", files / "gappy.nc", "-o", tmp_path / f"out{suffix}", "--json").stdout
+    )
+    out, ds = ff.open_dataset(tmp_path / f"out{suffix}").load(), ff.open_dataset(files / "gappy.nc").load()
+    seen = np.isfinite(ds.sst.values)
+    assert np.array_equal(out.sst.values[seen], ds.sst.values[seen]) and out.sst.attrs == ds.sst.attrs
+    assert sum(result["cells"]["sst"].values()) == ds.sst.size
+    assert out.sst_flag.attrs["flag_meanings"].split()[0] == "observed"
+
+
+def test_score_prints_the_contract(files) -> None:
+    result = json.loads(run("score", files / "filled.nc", "--truth", files / "truth.nc", "--json").stdout)
+    assert set(result["variables"]["sst"]) >= {"mse", "rmse", "mae", "mse_all", "crps", "coverage90", "n"}
+    assert "mse" in run("score", files / "filled.nc", "--truth", files / "truth.nc").stdout
+
+
+def test_check_prints_the_contract_and_exits_by_its_verdict(files) -> None:
+    done = run("check", files / "gappy.nc", "--window", "4", "--json", check=None)
+    result = json.loads(done.stdout)
+    assert set(result) >= {"verdict", "partition", "exposure", "unlearnable_share", "candidates"}
+    assert done.returncode == (0 if result["verdict"] == "ok" else 1)
+
+
+def test_mask_hides_cells_and_keeps_the_rest(files, tmp_path) -> None:
+    run(
+        "mask",
+        files / "truth.nc",
+        "--pattern",
+        "pixel",
+        "--observed",
+        "0.5",
+        "-o",
+        tmp_path / "g.zarr",
+        "--seed",
+        "3",
+    )
+    run(
+        "mask",
+        files / "truth.nc",
+        "--pattern",
+        "pixel",
+        "--observed",
+        "0.5",
+        "-o",
+        tmp_path / "h.nc",
+        "--seed",
+        "3",
+    )
+    one, two = ff.open_dataset(tmp_path / "g.zarr").load(), ff.open_dataset(tmp_path / "h.nc").load()
+    truth = ff.open_dataset(files / "truth.nc").load()
+    assert one.sst.equals(two.sst)
+    kept = np.isfinite(one.sst.values)
+    assert np.array_equal(one.sst.values[kept], truth.sst.values[kept])
+    assert 0.3 < kept[:, :, 1:].mean() < 0.7
+    assert json.loads(one.attrs["fieldfill_mask"]) == {
+        "pattern": "pixel",
+        "observed": 0.5,
+        "every": None,
+        "seed": 3,
+    }
+
+
+def test_versions_and_help() -> None:
+    assert "torch" in json.loads(run("versions", "--json").stdout)
+    for command in ("demo", "check", "fit", "fill", "score", "mask", "versions"):
+        assert "Example: fieldfill" in run(command, "--help").stdout
+
+
+@pytest.fixture(scope="module")
+def bad_files(files):
+    ds = gappy_dataset()
+    ds.assign(sst=ds.sst * np.nan).to_netcdf(files / "empty.nc", engine="h5netcdf")
+    ds.assign(sst=ds.sst.where(ds.sst < 11, np.inf)).to_netcdf(files / "inf.nc", engine="h5netcdf")
+    ds.isel(time=[0]).to_netcdf(files / "single.nc", engine="h5netcdf")
+    ds.isel(time=0, drop=True).to_netcdf(files / "timeless.nc", engine="h5netcdf")
+    ds.isel(lat=slice(0, 7)).to_netcdf(files / "smaller.nc", engine="h5netcdf")
+    ds.rename(sst="salt").to_netcdf(files / "salt.nc", engine="h5netcdf")
+    nowhere = xr.DataArray(np.zeros((9, 12)), dims=("lat", "lon"))
+    ds.assign(sea=nowhere).to_netcdf(files / "nowhere.nc", engine="h5netcdf")
+    (files / "text.nc").write_text("hello")
+    return files
+
+
+BAD = {
+    "missing file": ["fit", "none.nc", "-o", "x.ff"],
+    "unreadable file": ["fit", "text.nc", "-o", "x.ff"],
+    "unknown variable": ["fit", "gappy.nc", "-o", "x.ff", "--vars", "salt"],
+    "no time": ["fit", "timeless.nc", "-o", "x.ff"],
+    "all NaN": ["fit", "empty.nc", "-o", "x.ff"],
+    "infinite": ["fit", "inf.nc", "-o", "x.ff"],
+    "single frame": ["fit", "single.nc", "-o", "x.ff"],
+    "nothing in the domain": ["fit", "nowhere.nc", "-o", "x.ff", "--domain", "sea"],
+    "long window": ["fit", "gappy.nc", "-o", "x.ff", "--window", "21"],
+    "existing model": ["fit", "gappy.nc", "-o", "m.ff"],
+    "no folder": ["fit", "gappy.nc", "-o", "nowhere/x.ff"],
+    "unknown preset": ["fit", "gappy.nc", "-o", "x.ff", "--preset", "best"],
+    "unknown partition": ["check", "gappy.nc", "--partition", "best"],
+    "two dims": ["check", "gappy.nc", "--dims", "time,lat"],
+    "existing output": ["fill", "m.ff", "gappy.nc", "-o", "filled.nc"],
+    "unknown format": ["fill", "m.ff", "gappy.nc", "-o", "x.csv"],
+    "not a model": ["fill", "gappy.nc", "gappy.nc", "-o", "x.nc"],
+    "no model": ["fill", "none.ff", "gappy.nc", "-o", "x.nc"],
+    "other variables": ["fill", "m.ff", "salt.nc", "-o", "x.nc"],
+    "other grid": ["fill", "m.ff", "smaller.nc", "-o", "x.nc"],
+    "other truth": ["score", "filled.nc", "--truth", "smaller.nc"],
+    "unknown pattern": ["mask", "truth.nc", "--pattern", "stripes", "-o", "x.nc"],
+    "impossible share": ["mask", "truth.nc", "--pattern", "pixel", "--observed", "1.5", "-o", "x.nc"],
+    "unknown option": ["fit", "gappy.nc", "-o", "x.ff", "--quick"],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(bad_files, case) -> None:
+    paths = {"gappy.nc", "truth.nc", "m.ff", "filled.nc"} | {p.name for p in bad_files.iterdir()}
+    arguments = [bad_files / a if a in paths or "." in a or "/" in a else a for a in BAD[case]]
+    before = sorted(p.name for p in bad_files.iterdir())
+    done = run(*arguments, check=2)
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    if case != "unknown option":  # the parser's own words
+        assert done.stderr.startswith("fieldfill: ") and len(done.stderr.strip().splitlines()) == 1
+    assert sorted(p.name for p in bad_files.iterdir() if ".ff.part" not in p.name) == before
+
+
+@pytest.mark.slow
+def test_a_killed_fit_is_resumed_to_the_same_weights(tmp_path) -> None:
+    ff.save_dataset(gappy_dataset(frames=60), tmp_path / "gappy.nc")
+    options = ["--window", "4", "--steps", "300", "--partition", "swap", "--seed", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "fieldfill",
+        "fit",
+        tmp_path / "gappy.nc",
+        "-o",
+        tmp_path / "killed.ff",
+        *options,
+    ]
+    process = subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    checkpoint = tmp_path / "killed.ff.part" / "checkpoint.pt"
+    for _ in range(1200):
+        if checkpoint.exists() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    assert not (tmp_path / "killed.ff").exists()
+    run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "killed.ff", *options, "--resume")
+    run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "whole.ff", *options)
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("killed.ff", "whole.ff")]
+    assert weights[0] == weights[1]
+    assert not checkpoint.parent.exists()

@@ -1,0 +1,201 @@
+"""The facade: fit, fill, save, load – and what must be true of every filled data set."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import fieldfill as ff
+from conftest import gappy_dataset
+from fieldfill.config import PRESETS, Config
+from fieldfill.errors import InputError
+from fieldfill.train import TrainSettings
+
+TINY = Config(window=4, base=8, levels=2, contexts=2, training=TrainSettings(steps=6, batch=4, validate_every=3))
+
+
+def fitted(ds: xr.Dataset, partition: str = "swap", **arguments) -> ff.Filler:
+    return ff.Filler(config=TINY.model_copy(update={"partition": partition}), **arguments).fit(ds)
+
+
+@pytest.fixture(scope="module")
+def filler() -> ff.Filler:
+    return fitted(gappy_dataset(names="a,b"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_observed_cells_are_untouched_and_every_gap_is_filled(dtype) -> None:
+    ds = gappy_dataset(dtype=dtype)
+    filled = fitted(ds).fill(ds)
+    seen = np.isfinite(ds.sst.values)
+    assert filled.sst.dtype == dtype
+    assert np.array_equal(filled.sst.values[seen].view(np.uint8), ds.sst.values[seen].view(np.uint8))
+    assert np.isfinite(filled.sst.values[:, :, 1:]).all() and np.isnan(filled.sst.values[:, :, 0]).all()
+    assert (filled.sst_flag.values[:, :, 0] == 3).all() and set(np.unique(filled.sst_flag)) == {0, 1, 3}
+    gaps = filled.sst_flag.values == 1
+    assert (filled.sst_std.values[gaps] > 0).all() and (filled.sst_std.values[seen] == 0).all()
+    assert filled.attrs["history"].splitlines()[1:] == ["made by a test"]
+
+
+def test_filling_is_a_function_of_model_data_and_seed(filler) -> None:
+    ds = gappy_dataset(names="a,b")
+    state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    first, second, other = filler.fill(ds), filler.fill(ds), filler.fill(ds, seed=5)
+    for name in ("a", "b", "a_std", "b_flag"):
+        assert first[name].identical(second[name])
+    gaps = first.a_flag.values == 1
+    if filler.model_.ensemble.count:
+        assert not np.array_equal(first.a.values[gaps], other.a.values[gaps])
+    assert torch.equal(state[0], torch.random.get_rng_state()) and np.array_equal(state[1], np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_two_fits_with_one_seed_are_bit_identical() -> None:
+    ds = gappy_dataset()
+    assert fitted(ds).fill(ds).sst.identical(fitted(ds).fill(ds).sst)
+
+
+def test_a_loaded_model_fills_like_the_one_that_was_saved(filler, tmp_path) -> None:
+    ds = gappy_dataset(names="a,b")
+    path = filler.save(tmp_path / "m.ff")
+    loaded = ff.load(path)
+    assert loaded.fill(ds).drop_attrs().identical(filler.fill(ds).drop_attrs())
+    assert sorted(p.name for p in path.iterdir()) == ["model.json", "weights.safetensors"]
+    with pytest.raises(InputError, match="already exists"):
+        filler.save(path)
+
+
+def test_a_model_fills_data_it_has_not_seen(filler) -> None:
+    new = gappy_dataset(names="a,b", frames=11, seed=7)
+    filled = filler.fill(new)
+    assert filled.sizes["time"] == 11 and np.isfinite(filled.b.values[:, :, 1:]).all()
+
+
+@pytest.mark.parametrize("partition", ["swap", "pixel", "frame", "block:3x3", "all-observed", "hide-more", "station"])
+def test_every_partition_can_be_asked_for_by_name(partition, tmp_path) -> None:
+    ds = gappy_dataset()
+    filler = fitted(ds, partition)
+    assert filler.model_.partition_name == partition
+    again = ff.load(filler.save(tmp_path / "m.ff"))
+    assert np.isfinite(again.fill(ds).sst.values[:, :, 1:]).all()
+
+
+def test_samples_dims_in_any_order_and_dataarrays() -> None:
+    ds = xr.concat([gappy_dataset(seed=1), gappy_dataset(seed=2)], dim="sample").transpose(
+        "lon", "sample", "time", "lat"
+    )
+    filled = fitted(ds).fill(ds)
+    assert filled.sst.dims == ds.sst.dims and filled.sizes["sample"] == 2
+    array = gappy_dataset().sst
+    assert set(fitted(array).fill(array).data_vars) == {"sst", "sst_std", "sst_flag"}
+
+
+def test_cells_of_a_given_domain_that_were_never_seen_are_flagged() -> None:
+    ds = gappy_dataset()
+    filled = fitted(ds, domain=np.ones((9, 12), bool)).fill(ds)
+    assert (filled.sst_flag.values[:, :, 0] == 2).all() and np.isfinite(filled.sst.values).all()
+
+
+def test_masks_may_differ_between_variables() -> None:
+    ds = gappy_dataset(names="a,b")
+    ds["b"] = ds.b.where(ds.time.dt.day % 3 != 0)
+    filled = fitted(ds).fill(ds)
+    assert np.isfinite(filled.b.values[:, :, 1:]).all()
+
+
+def test_stated_uncertainty_is_that_of_the_held_out_cells(filler) -> None:
+    """The spread on held-out cells averages to their error: it is measured, not assumed."""
+    spread = filler.model_.spread
+    assert (np.diff(spread.spreads, axis=1) >= 0).all()
+    best = min(filler.model_.notes["validation"].values())
+    assert 0.3 * best < (spread.spreads**2).mean() < 3 * best
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda ds: ds.drop_vars("b"), "no variable 'b'"),
+        (lambda ds: ds.isel(lat=slice(0, 8)), "fitted on 9 'lat'"),
+        (lambda ds: ds.assign_coords(lon=ds.lon + 1), "not those that the model was fitted on"),
+        (lambda ds: ds.isel(time=slice(0, 3)), "longer than the record of 3"),
+        (lambda ds: ds.rename(lat="y"), "'lat'"),
+    ],
+)
+def test_data_that_do_not_fit_the_model_are_refused(filler, change, words) -> None:
+    with pytest.raises(InputError, match=words):
+        filler.fill(change(gappy_dataset(names="a,b")))
+
+
+def test_a_broken_or_foreign_model_is_refused(filler, tmp_path) -> None:
+    with pytest.raises(InputError, match="no such model"):
+        ff.load(tmp_path / "none.ff")
+    with pytest.raises(InputError, match="not a fieldfill model"):
+        ff.load(tmp_path)
+    path = filler.save(tmp_path / "m.ff")
+    (path / "weights.safetensors").write_bytes(b"torn")
+    with pytest.raises(InputError, match="damaged"):
+        ff.load(path)
+    path = filler.save(tmp_path / "n.ff")
+    description = json.loads((path / "model.json").read_text())
+    (path / "model.json").write_text(json.dumps(description | {"format": 99}))
+    with pytest.raises(InputError, match="format 99"):
+        ff.load(path)
+
+
+def test_wrong_settings_are_refused() -> None:
+    ds = gappy_dataset()
+    for arguments, words in [
+        ({"preset": "huge"}, "unknown preset"),
+        ({"partition": "magic"}, "unknown partition"),
+        ({"partition": "block"}, "block:3x3"),
+        ({"window": 99}, "longer than the record"),
+        ({"steps": 0}, "steps=0"),
+        ({"minutes": -1.0}, "minutes"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            ff.Filler(**arguments).fit(ds)
+    with pytest.raises(InputError, match="call fit"):
+        ff.Filler().fill(ds)
+
+
+def test_the_paper_preset_is_the_published_method() -> None:
+    paper = PRESETS["paper"]
+    assert paper.skip == "none" and paper.contexts == 10 and not paper.choose_contexts
+    assert paper.keep == (0.7, 0.7) and paper.training.time_power == 1.0
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path) -> None:
+    ds = gappy_dataset()
+    config = TINY.model_copy(update={"partition": "pixel"})
+    ff.Filler(config=config).fit(ds, checkpoint=tmp_path / "m.part")
+    with pytest.raises(InputError, match="seed differ"):
+        ff.Filler(config=config, seed=1).fit(ds, checkpoint=tmp_path / "m.part", resume=True)
+    with pytest.raises(InputError, match="mean, std differ"):
+        ff.Filler(config=config).fit(ds + 1, checkpoint=tmp_path / "m.part", resume=True)
+
+
+def test_check_reports_and_maps(tmp_path) -> None:
+    found = ff.check(gappy_dataset(frames=60), window=4)
+    result = found.to_dict()
+    assert result["verdict"] in ("ok", "partly", "unlearnable")
+    assert set(result["exposure"]) >= {"min", "median", "max_over_min"}
+    assert result["partition"] in result["candidates"] and 0 <= result["unlearnable_share"] <= 1
+    assert found.to_dataset().sst_exposure.dims == ("lat", "lon")
+    assert result["partition"] in str(found)
+
+
+@pytest.mark.slow
+def test_the_real_era5_file_is_masked_fitted_and_filled_with_its_metadata(era5, tmp_path) -> None:
+    truth = ff.open_dataset(era5).isel(time=slice(0, 60))
+    gappy, share = ff.hide(truth, "pixel", 0.2, every=3)
+    assert share == pytest.approx(0.2, abs=0.02)
+    config = TINY.model_copy(update={"window": 3, "partition": "pixel"})
+    filled = ff.Filler(config=config).fit(gappy).fill(gappy)
+    path = ff.save_dataset(filled, tmp_path / "out.nc")
+    out = ff.open_dataset(path).load()
+    assert out.t2m.attrs == truth.t2m.attrs
+    for name in ("latitude", "longitude", "time", "valid_time"):
+        assert out[name].equals(truth[name].load())
+    seen = np.isfinite(gappy.t2m.values)
+    assert np.array_equal(out.t2m.values[seen], truth.t2m.values[seen]) and np.isfinite(out.t2m.values).all()
