@@ -167,10 +167,10 @@ def test_bad_use_is_refused_in_one_line() -> None:
     ds = record()
     fitted = baselines.LinearTime().fit(ds)
     for data, words in (
-        (ds.isel(lat=slice(5, None)), "'lat' has 5 cells.* had 10"),
-        (ds.assign_coords(lon=ds.lon + 1), "coordinate 'lon'"),
+        (ds.isel(lat=slice(5, None)), "fitted on 10 'lat', the data have 5"),
+        (ds.assign_coords(lon=ds.lon + 1), "'lon' coordinates are not those"),
         (ds.rename(sst="other"), "no variable 'sst'"),
-        (ds.rename(lat="y"), "dimension 'y'"),
+        (ds.rename(lat="y"), "fitted on the dimension 'lat'"),
     ):
         with pytest.raises(InputError, match=words) as error:
             fitted.fill(data)

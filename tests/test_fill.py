@@ -117,7 +117,7 @@ def test_stated_uncertainty_is_that_of_the_held_out_cells(filler) -> None:
     [
         (lambda ds: ds.drop_vars("b"), "no variable 'b'"),
         (lambda ds: ds.isel(lat=slice(0, 8)), "fitted on 9 'lat'"),
-        (lambda ds: ds.assign_coords(lon=ds.lon + 1), "not those that the model was fitted on"),
+        (lambda ds: ds.assign_coords(lon=ds.lon + 1), "not those that were fitted on"),
         (lambda ds: ds.isel(time=slice(0, 3)), "longer than the record of 3"),
         (lambda ds: ds.rename(lat="y"), "'lat'"),
     ],
@@ -171,7 +171,7 @@ def test_resuming_with_other_settings_is_refused(tmp_path) -> None:
     ff.Filler(config=config).fit(ds, checkpoint=tmp_path / "m.part")
     with pytest.raises(InputError, match="seed differ"):
         ff.Filler(config=config, seed=1).fit(ds, checkpoint=tmp_path / "m.part", resume=True)
-    with pytest.raises(InputError, match="mean, std differ"):
+    with pytest.raises(InputError, match="mean differ"):
         ff.Filler(config=config).fit(ds + 1, checkpoint=tmp_path / "m.part", resume=True)
 
 
@@ -191,7 +191,8 @@ def test_the_real_era5_file_is_masked_fitted_and_filled_with_its_metadata(era5, 
     gappy, share = ff.hide(truth, "pixel", 0.2, every=3)
     assert share == pytest.approx(0.2, abs=0.02)
     config = TINY.model_copy(update={"window": 3, "partition": "pixel"})
-    filled = ff.Filler(config=config).fit(gappy).fill(gappy)
+    everywhere = np.ones((33, 49), bool)  # 1 % of the cells are never observed in so few windows
+    filled = ff.Filler(config=config, domain=everywhere).fit(gappy).fill(gappy)
     path = ff.save_dataset(filled, tmp_path / "out.nc")
     out = ff.open_dataset(path).load()
     assert out.t2m.attrs == truth.t2m.attrs

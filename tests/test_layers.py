@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fieldfill"
 LAYERS = [
     ["errors", "environment"],
     ["metrics", "pde"],
-    ["io", "axes", "record", "windows"],
+    ["io", "axes", "record", "grid", "windows"],
     ["schedule"],
     ["masks"],
     ["partition", "exposure", "independence", "holdout", "uncertainty"],
@@ -65,7 +65,7 @@ def test_imports_go_downward(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_never_meet_torch_and_networks_never_meet_xarray(path: Path) -> None:
     outside = {name.split(".")[0] for name in imports_of(path)}
-    if module_of(path) in {"errors", "environment", "metrics", "io", "axes", "record"}:
+    if module_of(path) in {"errors", "environment", "metrics", "io", "axes", "record", "grid"}:
         assert "torch" not in outside
     if module_of(path) in {"schedule", "masks", "partition", "exposure", "nn", "denoise", "train", "sample"}:
         assert "xarray" not in outside

@@ -66,7 +66,7 @@ class Config(BaseModel):
     base: int = Field(32, ge=8, description="channels of the finest level")
     levels: int = Field(4, ge=1, description="resolutions of the network")
     skip: str = Field("gaussian", description="linear estimate that the network corrects")
-    skip_steps: int = Field(30, ge=1, description="conjugate-gradient steps of the Gaussian skip")
+    skip_steps: int = Field(60, ge=2, description="conjugate-gradient steps of the Gaussian skip")
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
     hold_out: float = Field(0.1, gt=0, lt=1, description="share of the windows with held-out cells")
@@ -75,7 +75,7 @@ class Config(BaseModel):
 
 PRESETS: dict[str, Config] = {
     "fast": Config(),
-    "standard": Config(base=64, skip_steps=40, training=TrainSettings(steps=6000, ema=0.999, validate_every=250)),
+    "standard": Config(base=64, training=TrainSettings(steps=6000, ema=0.999, validate_every=250)),
     "paper": Config(
         keep=(0.7, 0.7),
         skip="none",

@@ -18,7 +18,6 @@ __all__ = ["learn_covariance", "separations"]
 
 TAPERS = (4.0, 6.0, 9.0, 14.0)
 NUGGETS = (0.003, 0.01, 0.03, 0.1)
-CHOOSING_STEPS = 50  # conjugate-gradient steps while choosing: near convergence, so that the choice is not theirs
 MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
 FEW = 20  # a separation with fewer pairs than this is not trusted
 
@@ -117,7 +116,7 @@ def _mean_over_modes(power: Tensor, torus: tuple[int, ...]) -> Tensor:
 def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
     """Fits the skip to the record: covariance from the visible cells, taper and nugget by the held-out cells."""
     found = separations(windows, generator)
-    steps, skip.steps = skip.steps, CHOOSING_STEPS
+    skip.eval()
     tried = []
     for taper in TAPERS:
         skip.set_covariance(factorise(found, skip, taper))
@@ -125,7 +124,6 @@ def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator)
             skip.nugget.fill_(nugget)
             tried.append({"validation": held_out_error(skip, windows), "taper": taper, "nugget": nugget})
     best = min(tried, key=lambda trial: trial["validation"])
-    skip.steps = steps
     skip.set_covariance(factorise(found, skip, best["taper"]))
     skip.nugget.fill_(best["nugget"])
     return best

@@ -134,7 +134,7 @@ def run(
         "climatology": Climatology(),
         "linear_time": LinearTime(),
         "inpainting": BestInpainting(),
-        "eof": EOF(),
+        "eof": EOF(tolerance=3e-4, max_rank=25),
         "fieldfill": filled,
         "optimum": GaussianOptimum(field=data.field, mean=MEAN, window=WINDOW, uncertainty=False),
     }

@@ -17,9 +17,11 @@ from fieldfill.covariance import learn_covariance
 from fieldfill.denoise import Denoiser
 from fieldfill.errors import InputError
 from fieldfill.exposure import Audit, audit, compare
+from fieldfill.grid import Grid
 from fieldfill.holdout import hold_out
+from fieldfill.independence import IndependenceResult, test_independence
 from fieldfill.metrics import distance_to_observation
-from fieldfill.model import Grid, Model
+from fieldfill.model import Model
 from fieldfill.nn import GaussianSkip
 from fieldfill.partition import Partition
 from fieldfill.record import Record, open_record
@@ -32,12 +34,13 @@ __all__ = ["Check", "Filler", "check", "load"]
 
 BANK = 256  # observation masks kept to draw contexts from
 AUDITED = 500  # windows that the exposure audit looks at
+TESTED = 256  # windows that the test of independence looks at
 BATCH = 16  # windows filled at once
 
 Dims = tuple[str, str, str]
 DomainLike = str | xr.DataArray | np.ndarray | None
 # Independent streams of randomness from one seed, so that a change in one stage does not change the others.
-STREAMS = {"hold-out": 1, "bank": 2, "audit": 3, "choice": 4, "fill": 5, "covariance": 6}
+STREAMS = {"hold-out": 1, "bank": 2, "audit": 3, "choice": 4, "fill": 5, "covariance": 6, "independence": 7}
 
 
 def _generator(seed: int, stream: str) -> Generator:
@@ -164,8 +167,8 @@ class Filler:
         if members:
             raise InputError(f"members={members}: realisations are not available in this version; leave members at 0")
         model = self.model_
+        model.grid.check(ds, model.dims)
         record = open_record(ds, model.variables, model.dims, model.domain.numpy())
-        model.grid.check(record)
         generator = _generator(self.seed if seed is None else seed, "fill")
         windows = Windows(record, model.normaliser, model.config.window)
         length, (samples, _, frames, _, _) = model.config.window, record.shape
@@ -209,8 +212,14 @@ class Check:
     Prints as a table; ``to_dataset()`` gives the exposure map of the recommended partition.
     """
 
-    def __init__(self, record: Record, partition: str, candidates: dict[str, Audit]) -> None:
-        self.record, self.partition, self.candidates = record, partition, candidates
+    def __init__(
+        self,
+        record: Record,
+        partition: str,
+        candidates: dict[str, Audit],
+        independence: IndependenceResult | None,
+    ) -> None:
+        self.record, self.partition, self.candidates, self.independence = record, partition, candidates, independence
 
     @property
     def audit(self) -> Audit:
@@ -219,7 +228,16 @@ class Check:
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain numbers and words, for JSON."""
         candidates = {name: _summary(found) for name, found in self.candidates.items()}
-        return {**_summary(self.audit), "partition": self.partition, "candidates": candidates}
+        dependence = None
+        if self.independence is not None:
+            name = self.record.variables[self.independence.variable]
+            dependence = {"p_value": self.independence.p_value, "effect": self.independence.effect, "variable": name}
+        return {
+            **_summary(self.audit),
+            "partition": self.partition,
+            "candidates": candidates,
+            "independence": dependence,
+        }
 
     def to_dataset(self) -> xr.Dataset:
         """Exposure and unsupported cells of each variable on the grid of the data."""
@@ -243,7 +261,12 @@ class Check:
                 f"{name:<12} {found.verdict:<12} {found.minimum:8.3f} {found.median:8.3f} "
                 f"{_ratio(found.max_over_min):>8} {found.unlearnable_share:12.1%}{mark}"
             )
-        return "\n".join([*lines, self.audit.words])
+        lines.append(self.audit.words)
+        if self.independence is None:
+            lines.append("Too few windows to test whether the gaps depend on the field.")
+        else:
+            lines.append(self.independence.words(self.record.variables[self.independence.variable]))
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -286,7 +309,17 @@ def check(
     bank = windows.masks(BANK, _generator(seed, "bank"), least=BANK // 8)
     config = preset("fast", window, partition, None, None)
     name, _, audits = _audited(windows, bank, config, seed)
-    return Check(record, name, audits)
+    return Check(record, name, audits, _tested(windows, seed))
+
+
+def _tested(windows: Windows, seed: int) -> IndependenceResult | None:
+    """Whether the gaps depend on the field; None for a record that is too short to tell."""
+    generator = _generator(seed, "independence")
+    places = sorted(windows.spread_out(TESTED, generator))
+    if len(places) < 10:
+        return None
+    values, observed = windows.training(places)
+    return test_independence(values, observed, torch.from_numpy(windows.record.domain), generator)
 
 
 def _audited(
@@ -370,7 +403,7 @@ def _measure_spread(
     denoiser: Denoiser, partition: Partition, windows: Windows, ensemble: Ensemble, generator: Generator
 ) -> DistanceSpread:
     errors, held, left = _held_out_estimates(denoiser, partition, windows, ensemble, generator)
-    distance = distance_to_observation(left.numpy())
+    distance = distance_to_observation(left.numpy(), periodic=windows.record.periodic)
     cells = [held[:, c].numpy() for c in range(held.shape[1])]
     return DistanceSpread.fit(
         [errors[:, c].numpy()[cell] for c, cell in enumerate(cells)],

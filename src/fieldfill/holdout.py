@@ -13,7 +13,7 @@ from fieldfill.windows import HoldOut, Windows
 
 __all__ = ["hold_out"]
 
-MAX_WINDOWS = 48
+MIN_WINDOWS, MAX_WINDOWS = 8, 48
 DONORS = 12
 MASK_BYTES = 2**27
 
@@ -27,7 +27,8 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     _, variables, _, rows, columns = windows.record.shape
     cells = variables * windows.length * rows * columns
     places = windows.spread_out(256, generator)
-    wanted = max(1, min(round(share * len(places)), MAX_WINDOWS, MASK_BYTES // cells))
+    few = min(MIN_WINDOWS, len(places) // 4)
+    wanted = max(1, min(max(few, round(share * len(places))), MAX_WINDOWS, MASK_BYTES // cells))
     coverage = {place: _observed(windows, place).float().mean().item() for place in places}
     typical = sorted(coverage.values())[len(places) // 2]
     # The clearest windows come first: a donor's gaps over them leave an ordinary window.

@@ -6,7 +6,6 @@ code. It appears under its name only when it is complete.
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,54 +20,18 @@ from torch import Generator, Tensor
 from fieldfill.config import Config, build_denoiser, build_partition
 from fieldfill.denoise import Denoiser
 from fieldfill.errors import InputError
+from fieldfill.grid import Grid
 from fieldfill.io import check_free, replacing
 from fieldfill.metrics import distance_to_observation
 from fieldfill.partition import Partition
-from fieldfill.record import Record
 from fieldfill.sample import Ensemble, single_step
 from fieldfill.uncertainty import DistanceSpread
 from fieldfill.windows import Normaliser
 
-__all__ = ["Grid", "Model"]
+__all__ = ["Model"]
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The grid a model belongs to: a map cell means the same place at training and at use.
-
-    Attributes
-    ----------
-    coordinates
-        values of the row and column coordinates by dimension name; a dimension without them counts its cells.
-    """
-
-    coordinates: Mapping[str, list[float]]
-    periodic: tuple[bool, bool]
-
-    @classmethod
-    def of(cls, record: Record) -> "Grid":
-        coordinates = {}
-        for name in (record.axes.y, record.axes.x):
-            numeric = name in record.ds.coords and np.issubdtype(record.ds[name].dtype, np.number)
-            values = record.ds[name].values if numeric else np.arange(record.ds.sizes[name])
-            coordinates[name] = values.astype(float).tolist()
-        return cls(coordinates, record.periodic)
-
-    def check(self, record: Record) -> None:
-        """Refuses data on another grid."""
-        found = Grid.of(record).coordinates
-        for name, expected in self.coordinates.items():
-            values = found.get(name)
-            if values is None:
-                raise InputError(f"the model's grid has the dimension '{name}', the data has {', '.join(found)}")
-            if len(values) != len(expected):
-                raise InputError(f"the model was fitted on {len(expected)} '{name}', the data has {len(values)}")
-            step = abs(expected[-1] - expected[0]) / max(1, len(expected) - 1)
-            if not np.allclose(values, expected, rtol=0, atol=1e-3 * step):
-                raise InputError(f"the '{name}' coordinates of the data are not those that the model was fitted on")
 
 
 @dataclass(frozen=True)
@@ -109,7 +72,8 @@ class Model:
     def estimate(self, x: Tensor, observed: Tensor, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (B, C, T, H, W), unitless, of windows x with ``observed`` cells."""
         mean, _ = single_step(self.denoiser, x, observed, self.partition, self.ensemble, generator)
-        return mean.numpy(), self.spread(distance_to_observation(observed.numpy()))
+        distance = distance_to_observation(observed.numpy(), periodic=self.grid.periodic)
+        return mean.numpy(), self.spread(distance)
 
     def save(self, path: Path, overwrite: bool = False) -> Path:
         path = check_free(path, overwrite)

@@ -45,7 +45,7 @@ class TrainSettings:
         steps between validations, and how many without improvement end the run.
     """
 
-    steps: int = 600
+    steps: int = 500
     minutes: float | None = None
     batch: int = 16
     rate: float = 1e-3

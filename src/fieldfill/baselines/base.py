@@ -15,6 +15,7 @@ import xarray as xr
 from scipy.spatial import KDTree
 
 from fieldfill.errors import InputError
+from fieldfill.grid import Grid
 from fieldfill.record import Record, open_record
 
 __all__ = ["Baseline", "Gappy", "cell_means", "neighbours"]
@@ -76,7 +77,7 @@ class Baseline(abc.ABC):
         data = _gappy(record)
         self.variables_ = record.variables
         self.domain_ = record.domain
-        self.grid_ = _grid(record)
+        self.grid_ = Grid.of(record)
         self._learn(data)
         return self
 
@@ -85,8 +86,8 @@ class Baseline(abc.ABC):
         if not hasattr(self, "variables_"):
             raise InputError(f"{type(self).__name__} has learnt nothing yet; call fit(ds) before fill(ds)")
         known = None if self.domain is None else self.domain_
+        self.grid_.check(ds, self.dims)
         record = open_record(ds, self.variables_, self.dims, known)
-        self._check_grid(record)
         record = replace(record, domain=record.domain | self.domain_)
         data = _gappy(record)
         filled, std = self._estimate(data)
@@ -110,18 +111,6 @@ class Baseline(abc.ABC):
         # A cell that fit never saw may be seen now, and then belongs to the domain.
         mean = [neighbours(x, inside, data.periodic) for x, inside in zip(self.climatology_, data.domain)]
         return np.where(np.isnan(filled), np.stack(mean)[:, None], filled)
-
-    def _check_grid(self, record: Record) -> None:
-        for name, (size, coordinate) in _grid(record).items():
-            if name not in self.grid_:
-                raise InputError(f"the data to fill have the dimension '{name}', those learnt from {list(self.grid_)}")
-            fitted_size, fitted = self.grid_[name]
-            if size != fitted_size:
-                raise InputError(
-                    f"dimension '{name}' has {size} cells, the data learnt from had {fitted_size}; fit again"
-                )
-            if coordinate is not None and fitted is not None and not np.allclose(coordinate, fitted):
-                raise InputError(f"coordinate '{name}' is not that of the data learnt from; regrid, or fit again")
 
 
 def cell_means(data: Gappy) -> np.ndarray:
@@ -187,13 +176,3 @@ def _time(record: Record) -> np.ndarray:
             if (np.diff(elapsed) > 0).all():
                 return elapsed / np.median(np.diff(elapsed))
     return np.arange(record.shape[2], dtype=np.float64)
-
-
-def _grid(record: Record) -> dict[str, tuple[int, np.ndarray | None]]:
-    """Size and numeric coordinate of the row and column dimensions."""
-    grid: dict[str, tuple[int, np.ndarray | None]] = {}
-    for name in (record.axes.y, record.axes.x):
-        coordinate = record.ds[name].values if name in record.ds.coords else None
-        numeric = coordinate is not None and coordinate.dtype.kind in "fiu"
-        grid[name] = record.ds.sizes[name], coordinate if numeric else None
-    return grid
