@@ -19,7 +19,7 @@ LAYERS = [
     ["denoise", "covariance"],
     ["train", "sample"],
     ["config"],
-    ["model", "gaps"],
+    ["model", "gaps", "physics"],
     ["baselines"],
     ["fill"],
     ["bench", "report"],

@@ -4,11 +4,12 @@ Exit codes: 0 = done, 1 = `check` found cells that cannot be learnt, 2 = the inp
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,6 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from fieldfill.errors import InputError
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from fieldfill.train import Progress as TrainProgress
 
 __all__ = ["main"]
@@ -29,6 +32,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# The parser's own errors; newer versions of typer carry their own copy of click, so the class is found by inheritance.
+ParserError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 stderr = Console(stderr=True, highlight=False)
 
 Data = Annotated[Path, typer.Argument(help="NetCDF, Zarr or GRIB file; NaN (or the fill value) means missing.")]
@@ -185,12 +190,13 @@ def score(
     variables: Variables = None,
     as_json: Json = False,
 ) -> None:
-    """Score a filled file against the truth, on the missing cells only."""
+    """Score a filled file against the truth, on the missing cells only; simulated truth also by its equation."""
     from fieldfill.io import open_dataset
     from fieldfill.metrics import score as score_records
 
     names = _names(variables)
-    scores = score_records(open_dataset(output), open_dataset(truth), list(names) if names else None)
+    filled, true = open_dataset(output), open_dataset(truth)
+    scores = score_records(filled, true, list(names) if names else None)
     table = {
         str(name): {str(key): scores[key].sel(variable=name).item() for key in scores}
         for name in scores.variable.values
@@ -198,7 +204,33 @@ def score(
     keys = [str(key) for key in scores]
     lines = [f"{'variable':<12}" + "".join(f"{key:>13}" for key in keys)]
     lines += [f"{name:<12}" + "".join(f"{row[key]:13.6g}" for key in keys) for name, row in table.items()]
-    _say({"variables": table}, "\n".join(lines), as_json)
+    result: dict[str, Any] = {"variables": table}
+    physics = _physics(filled, true)
+    if physics:
+        result["physics"] = {name: value for name, (value, _) in physics.items()}
+        lines += ["", *(line for _, line in physics.values())]
+    _say(result, "\n".join(lines), as_json)
+
+
+def _physics(filled: "xr.Dataset", true: "xr.Dataset") -> dict[str, tuple[Any, str]]:
+    """Value and line of text of each physical score; none if the truth was not simulated or does not fit."""
+    if "simulator" not in true.attrs:  # spares real data the wait for torch
+        return {}
+    from fieldfill.physics import physical_scores
+
+    try:
+        scores = physical_scores(filled, true)
+    except InputError as error:
+        _note(f"no physical scores: {error}")
+        return {}
+    assert scores is not None
+    found = {}
+    for name, score in scores.items():
+        value = score.to_series().to_dict() if score.ndim else score.item()
+        numbers = ", ".join(f"{band} {number:.4g}" for band, number in value.items()) if score.ndim else f"{value:.4g}"
+        units = "" if score.attrs["units"] == "1" else f" {score.attrs['units']}"
+        found[str(name)] = value, f"{name} = {numbers}{units}  ({score.attrs['long_name']})"
+    return found
 
 
 @app.command(epilog="Example: fieldfill simulate navier-stokes -o ns.zarr --samples 64 --seed 0")
@@ -303,11 +335,24 @@ def _counting_bar(text: str) -> Iterator[Callable[[int, int], None]]:
 
 def main() -> None:
     """Entry point: wrong input becomes one line on stderr and exit code 2."""
+    # Threads that spin while they wait make training several times slower as soon as anything else runs on the
+    # machine. The setting is read when torch is first imported, which happens inside the commands.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app()
+        code = app(standalone_mode=False)
     except InputError as error:
-        print(f"fieldfill: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        _refuse(str(error))
+    except ParserError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
+        _refuse(f"{error.format_message()} (see 'fieldfill --help')")
+    except (KeyboardInterrupt, typer.Abort):
         print("fieldfill: interrupted", file=sys.stderr)
         sys.exit(130)
+    sys.exit(code or 0)
+
+
+def _refuse(words: str) -> NoReturn:
+    print(f"fieldfill: {' '.join(words.split())}", file=sys.stderr)
+    sys.exit(2)
