@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fieldfill"
 
 # From the bottom up; modules of one layer may import each other.
 LAYERS = [
-    ["errors", "environment"],
+    ["errors", "environment", "seeds"],
     ["metrics", "pde"],
     ["io", "axes", "record", "grid", "windows"],
     ["schedule"],
@@ -19,7 +19,7 @@ LAYERS = [
     ["denoise", "covariance"],
     ["train", "sample"],
     ["config"],
-    ["model", "gaps", "physics"],
+    ["model", "gaps", "audit", "physics"],
     ["baselines"],
     ["fill"],
     ["bench", "report"],

@@ -89,6 +89,18 @@ def test_a_smoothed_field_loses_its_small_scales_first(truths) -> None:
     assert small < medium < large < 0
 
 
+@pytest.mark.parametrize(
+    "n, band", [(1, "large"), (2, "large"), (3, "medium"), (4, "medium"), (5, "small"), (7, "small")]
+)
+def test_a_wave_counts_in_its_own_band_only(truths, n, band) -> None:
+    truth = truths["advection"]
+    wave = truth.assign(u=truth.u + 5 * np.cos(2 * np.pi * n * truth.x))
+    scores = physical_scores(wave, truth)
+    assert f"{band} " in scores.band.attrs["long_name"]
+    error = scores.u_spectrum_error
+    assert error.sel(band=band) > 0.5 and np.allclose(error.drop_sel(band=band), 0, atol=1e-4)
+
+
 def test_half_the_amplitude_is_two_octaves_less_energy(truths) -> None:
     truth = truths["open-gaussian"]
     error = physical_scores(truth.assign(z=truth.z / 2), truth).z_spectrum_error

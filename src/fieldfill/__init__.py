@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fieldfill import baselines, demo, masks, metrics, partition, pde
+    from fieldfill.audit import check
     from fieldfill.config import Config
     from fieldfill.environment import versions
     from fieldfill.errors import InputError
-    from fieldfill.fill import Filler, check, load
+    from fieldfill.fill import Filler, load
     from fieldfill.gaps import hide
     from fieldfill.io import open_dataset, save_dataset
     from fieldfill.metrics import score
@@ -44,7 +45,7 @@ _HOMES = {
     "Config": "config",
     "Filler": "fill",
     "InputError": "errors",
-    "check": "fill",
+    "check": "audit",
     "hide": "gaps",
     "load": "fill",
     "open_dataset": "io",

@@ -99,12 +99,12 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Audit, from the masks alone, which cells can be learnt. Exit code 1 if some cannot."""
-    from fieldfill import fill as ff
+    from fieldfill import audit
     from fieldfill.io import check_output, open_dataset, save_dataset
 
     if output is not None:
         check_output(output, overwrite)
-    found = ff.check(open_dataset(data), window, _names(variables), _dims(dims), domain, partition, seed)
+    found = audit.check(open_dataset(data), window, _names(variables), _dims(dims), domain, partition, seed)
     if output is not None:
         save_dataset(found.to_dataset(), output, overwrite)
     _say(found.to_dict(), str(found), as_json)

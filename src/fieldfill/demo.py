@@ -15,10 +15,11 @@ import numpy as np
 import torch
 import xarray as xr
 
+from fieldfill.audit import check
 from fieldfill.baselines import EOF, Baseline, BestInpainting, Climatology, GaussianOptimum, LinearTime
 from fieldfill.environment import versions
 from fieldfill.errors import InputError
-from fieldfill.fill import Filler, check
+from fieldfill.fill import Filler
 from fieldfill.io import save_dataset
 from fieldfill.masks import CloudMask
 from fieldfill.metrics import score

@@ -1,7 +1,6 @@
-"""The facade: `Filler` learns from a gappy data set and fills it, `check` tells beforehand what can be learnt."""
+"""The facade: `Filler` learns from a gappy data set and fills it."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,39 +11,30 @@ import torch
 import xarray as xr
 from torch import Generator, Tensor
 
-from fieldfill.config import Config, build_denoiser, build_partition, candidate_partitions, preset
+from fieldfill.audit import audited, mask_bank, summary
+from fieldfill.config import Config, build_denoiser, preset
 from fieldfill.covariance import learn_covariance
 from fieldfill.denoise import Denoiser
 from fieldfill.errors import InputError
-from fieldfill.exposure import Audit, audit, compare
 from fieldfill.grid import Grid
 from fieldfill.holdout import hold_out
-from fieldfill.independence import IndependenceResult, test_independence
 from fieldfill.metrics import distance_to_observation
 from fieldfill.model import Model
 from fieldfill.nn import GaussianSkip
 from fieldfill.partition import Partition
 from fieldfill.record import Record, open_record
 from fieldfill.sample import Ensemble, single_step
+from fieldfill.seeds import stream
 from fieldfill.train import Progress, Training
 from fieldfill.uncertainty import DistanceSpread
 from fieldfill.windows import Blend, Normaliser, Windows, cover
 
-__all__ = ["Check", "Filler", "check", "load"]
+__all__ = ["Filler", "load"]
 
-BANK = 256  # observation masks kept to draw contexts from
-AUDITED = 500  # windows that the exposure audit looks at
-TESTED = 256  # windows that the test of independence looks at
 BATCH = 16  # windows filled at once
 
 Dims = tuple[str, str, str]
 DomainLike = str | xr.DataArray | np.ndarray | None
-# Independent streams of randomness from one seed, so that a change in one stage does not change the others.
-STREAMS = {"hold-out": 1, "bank": 2, "audit": 3, "choice": 4, "fill": 5, "covariance": 6, "independence": 7}
-
-
-def _generator(seed: int, stream: str) -> Generator:
-    return Generator().manual_seed(seed * 1000 + STREAMS[stream])
 
 
 class Filler:
@@ -108,14 +98,14 @@ class Filler:
         config = self.config or preset(self.preset, self.window, self.partition, self.steps, self.minutes)
         record = open_record(ds, self.variables, self.dims, self.domain)
         windows = Windows(record, Normaliser(record.mean, record.std), config.window)
-        windows.held = hold_out(windows, config.hold_out, _generator(self.seed, "hold-out"))
-        bank = windows.masks(BANK, _generator(self.seed, "bank"), least=BANK // 8)
-        name, partitions, audits = _audited(windows, bank, config, self.seed)
+        windows.held = hold_out(windows, config.hold_out, stream(self.seed, "hold-out"))
+        bank = mask_bank(windows, self.seed)
+        name, partitions, audits = audited(windows, bank, config, self.seed)
         domain = torch.from_numpy(record.domain)
         denoiser = build_denoiser(config, domain, record.periodic, self.seed)
         notes: dict[str, Any] = {}
         if isinstance(denoiser.skip, GaussianSkip):
-            notes["covariance"] = learn_covariance(denoiser.skip, windows, _generator(self.seed, "covariance"))
+            notes["covariance"] = learn_covariance(denoiser.skip, windows, stream(self.seed, "covariance"))
         training = Training(denoiser, windows, partitions[name], config.training, self.seed)
         file = None
         if checkpoint is not None:
@@ -124,7 +114,7 @@ class Filler:
                 training.load(file)
         training.run(report, file)
         denoiser.eval()
-        choice = _generator(self.seed, "choice")
+        choice = stream(self.seed, "choice")
         ensemble, choices = _choose_ensemble(denoiser, partitions[name], windows, config, choice)
         spread = _measure_spread(denoiser, partitions[name], windows, ensemble, choice)
         self.model_ = Model(
@@ -149,7 +139,7 @@ class Filler:
                 "skipped_windows": training.skipped,
                 "held_out_cells": sum(int(mask.sum()) for mask in windows.held.masks),
                 "validation": choices,
-                "audit": {key: _summary(value) for key, value in audits.items()},
+                "audit": {key: summary(value) for key, value in audits.items()},
             },
         )
         return self
@@ -169,7 +159,7 @@ class Filler:
         model = self.model_
         model.grid.check(ds, model.dims)
         record = open_record(ds, model.variables, model.dims, model.domain.numpy())
-        generator = _generator(self.seed if seed is None else seed, "fill")
+        generator = stream(self.seed if seed is None else seed, "fill")
         windows = Windows(record, model.normaliser, model.config.window)
         length, (samples, _, frames, _, _) = model.config.window, record.shape
         starts = cover(frames, length, max(1, length // 2))
@@ -204,138 +194,6 @@ def load(path: str | Path) -> Filler:
     filler = Filler(seed=model.seed, variables=model.variables, dims=model.dims, config=model.config)
     filler.model_ = model
     return filler
-
-
-class Check:
-    """What `check` found: an audit of every partition considered, and which one to use.
-
-    Prints as a table; ``to_dataset()`` gives the exposure map of the recommended partition.
-    """
-
-    def __init__(
-        self,
-        record: Record,
-        partition: str,
-        candidates: dict[str, Audit],
-        independence: IndependenceResult | None,
-    ) -> None:
-        self.record, self.partition, self.candidates, self.independence = record, partition, candidates, independence
-
-    @property
-    def audit(self) -> Audit:
-        return self.candidates[self.partition]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The findings as plain numbers and words, for JSON."""
-        candidates = {name: _summary(found) for name, found in self.candidates.items()}
-        dependence = None
-        if self.independence is not None:
-            name = self.record.variables[self.independence.variable]
-            dependence = {"p_value": self.independence.p_value, "effect": self.independence.effect, "variable": name}
-        return {
-            **_summary(self.audit),
-            "partition": self.partition,
-            "candidates": candidates,
-            "independence": dependence,
-        }
-
-    def to_dataset(self) -> xr.Dataset:
-        """Exposure and unsupported cells of each variable on the grid of the data."""
-        axes, ds = self.record.axes, self.record.ds
-        coords = {name: ds[name] for name in (axes.y, axes.x) if name in ds.coords}
-        out = xr.Dataset(coords=coords, attrs={"partition": self.partition, "verdict": self.audit.verdict})
-        for c, name in enumerate(self.record.variables):
-            text = {
-                "long_name": f"probability that a cell of {name} outside the context is queried",
-                "units": "1",
-            }
-            out[f"{name}_exposure"] = ((axes.y, axes.x), self.audit.per_cell[c].numpy(), text)
-            out[f"{name}_unsupported"] = ((axes.y, axes.x), self.audit.unsupported[c].numpy())
-        return out
-
-    def __str__(self) -> str:
-        lines = [f"{'partition':<12} {'verdict':<12} {'min':>8} {'median':>8} {'max/min':>8} {'unlearnable':>12}"]
-        for name, found in self.candidates.items():
-            mark = "  <- recommended" if name == self.partition else ""
-            lines.append(
-                f"{name:<12} {found.verdict:<12} {found.minimum:8.3f} {found.median:8.3f} "
-                f"{_ratio(found.max_over_min):>8} {found.unlearnable_share:12.1%}{mark}"
-            )
-        lines.append(self.audit.words)
-        if self.independence is None:
-            lines.append("Too few windows to test whether the gaps depend on the field.")
-        else:
-            lines.append(self.independence.words(self.record.variables[self.independence.variable]))
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else "> 1000"
-
-
-def _summary(found: Audit) -> dict[str, Any]:
-    ratio = found.max_over_min
-    return {
-        "verdict": found.verdict,
-        "words": found.words,
-        "exposure": {
-            "min": found.minimum,
-            "median": found.median,
-            "max_over_min": ratio if math.isfinite(ratio) else None,  # JSON knows no infinity
-            "error": found.error,
-        },
-        "unlearnable_share": found.unlearnable_share,
-        "never_observed": int(found.never_observed.sum()),
-        "kept": found.kept,
-        "unsplit": found.unsplit,
-        "method": found.method,
-    }
-
-
-def check(
-    ds: xr.Dataset | xr.DataArray,
-    window: int = 8,
-    variables: Sequence[str] | None = None,
-    dims: Dims | None = None,
-    domain: DomainLike = None,
-    partition: str = "auto",
-    seed: int = 0,
-) -> Check:
-    """Audits, from the masks alone, which cells of ``ds`` can be learnt and with which partition."""
-    record = open_record(ds, variables, dims, domain)
-    windows = Windows(record, Normaliser(record.mean, record.std), window)
-    bank = windows.masks(BANK, _generator(seed, "bank"), least=BANK // 8)
-    config = preset("fast", window, partition, None, None)
-    name, _, audits = _audited(windows, bank, config, seed)
-    return Check(record, name, audits, _tested(windows, seed))
-
-
-def _tested(windows: Windows, seed: int) -> IndependenceResult | None:
-    """Whether the gaps depend on the field; None for a record that is too short to tell."""
-    generator = _generator(seed, "independence")
-    places = sorted(windows.spread_out(TESTED, generator))
-    if len(places) < 10:
-        return None
-    values, observed = windows.training(places)
-    return test_independence(values, observed, torch.from_numpy(windows.record.domain), generator)
-
-
-def _audited(
-    windows: Windows, bank: Tensor, config: Config, seed: int
-) -> tuple[str, dict[str, Partition], dict[str, Audit]]:
-    """The name of the partition to use, all that were considered, and their audits."""
-    generator = _generator(seed, "audit")
-    masks = windows.masks(AUDITED, generator, least=AUDITED // 2)
-    domain = torch.from_numpy(windows.record.domain)
-    if config.partition != "auto":
-        partition = build_partition(config.partition, bank, config.keep)
-        found = audit(partition, masks, domain, generator, name=config.partition)
-        return config.partition, {config.partition: partition}, {config.partition: found}
-    partitions = candidate_partitions(bank, config.keep)
-    name, audits = compare(partitions, masks, domain, generator)
-    return name, partitions, audits
 
 
 def _identity(config: Config, seed: int, record: Record) -> dict[str, Any]:

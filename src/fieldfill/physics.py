@@ -87,10 +87,12 @@ def physical_scores(filled: xr.Dataset, truth: xr.Dataset) -> xr.Dataset | None:
         return None
     pair = _Pair.of(filled, truth, simulator)
     # What is left of a longer simulation is judged by a simulation of just these frames.
-    pass
+    simulator = simulator_of(truth, frames=pair.frames)
     assert simulator is not None
-    parts = [_mean_squares(simulator, *block) for block in pair.blocks()]
-    means = {key: torch.cat([part[key] for part in parts]).mean(dim=0).numpy() for key in parts[0]}
+    means: dict[str, np.ndarray] = {}
+    for block in pair.blocks():
+        for key, part in _mean_squares(simulator, *block).items():
+            means[key] = means.get(key, 0.0) + part.sum(dim=0).numpy() / pair.samples
     attrs = {
         "title": "physical scores of a filled record",
         "simulator": type(simulator).__name__,
