@@ -150,7 +150,7 @@ def fit(
     text = (
         f"{output}: {last['step']:.0f} steps in {last['seconds']:.0f} s, partition {model.partition_name}, "
         f"error on held-out cells {min(model.notes['validation'].values()):.4f} (share of the variance), "
-        f"fills by the {model.ensemble}"
+        f"fills with {model.ensemble}"
     )
     _say(result, text, as_json)
 

@@ -128,7 +128,7 @@ def run(
     say(str(audit))
     filler = Filler(window=WINDOW, seed=seed, steps=steps).fit(data.gappy, report=report)
     filler.save(output / "model.ff", overwrite)
-    say(f"model: {output / 'model.ff'}, fills by the {filler.model_.ensemble}")
+    say(f"model: {output / 'model.ff'}, fills with {filler.model_.ensemble}")
     filled = filler.fill(data.gappy)
     save_dataset(filled, output / "filled.nc", overwrite)
     others: dict[str, Baseline | xr.Dataset] = {

@@ -39,7 +39,7 @@ class Ensemble:
         if self.count == 0:
             return "all observations at once"
         share = "drawn as in training" if self.keep is None else f"of {self.keep:.0%} of the observations"
-        return f"mean over {self.count} contexts {share}"
+        return f"the mean over {self.count} contexts {share}"
 
     def draw(self, partition: Partition, observed: Tensor, generator: Generator) -> Tensor:
         """Contexts (K, B, C, T, H, W) inside ``observed`` (B, C, T, H, W)."""

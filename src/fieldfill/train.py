@@ -83,7 +83,7 @@ class Training:
     Attributes
     ----------
     history
-        one entry a validation: step, seconds, loss (mean since the last one) and validation error. Step 0 is the skip.
+        one entry a validation: step, seconds, validation error, mean loss since the last one. Step 0 is the skip.
     skipped
         windows that could not be split into context and query.
     """
@@ -172,9 +172,11 @@ class Training:
 
     def _validate(self) -> None:
         error = validation_error(self.average.module, self.windows, self.seed)
-        loss = sum(self._losses) / max(1, len(self._losses))
-        self._losses.clear()
-        self.history.append({"step": self.step, "seconds": self.seconds, "loss": loss, "validation": error})
+        entry = {"step": self.step, "seconds": self.seconds, "validation": error}
+        if self._losses:
+            entry["loss"] = sum(self._losses) / len(self._losses)
+            self._losses.clear()
+        self.history.append(entry)
         self.stale += 1
         if error < self.best or not math.isfinite(self.best):
             self.best, self.stale, self.best_weights = error, 0, _clone(self.average.module)

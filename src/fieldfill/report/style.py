@@ -62,7 +62,7 @@ td.bar i { display: block; height: 12px; background: #9fb3c4; border-radius: 2px
   -webkit-print-color-adjust: exact; }
 tr.ours td.bar i { background: var(--ours); }
 table.made { table-layout: fixed; width: 100%; }
-table.made th { width: 11em; color: var(--soft); font-weight: 600; vertical-align: top; }
+table.made th { width: 15em; color: var(--soft); font-weight: 600; vertical-align: top; }
 table.made td { text-align: left; white-space: pre-wrap; overflow-wrap: anywhere; }
 code, td.command { font-size: .9em;
   font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
