@@ -136,7 +136,7 @@ class _Run:
             same = json.loads(self.record.read_text())["identity"] == self.identity
             if same and self.data.exists():
                 for torn in self.data.rglob("*.partial"):  # files that zarr had not yet given their name
-                    torn.unlink()
+                    torn.unlink(missing_ok=True)
                 return
             if not same and not overwrite:
                 raise InputError(
