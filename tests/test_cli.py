@@ -72,6 +72,14 @@ def test_check_prints_the_contract_and_exits_by_its_verdict(files) -> None:
     assert done.returncode == (0 if result["verdict"] == "ok" else 1)
 
 
+def test_report_is_one_page_with_or_without_truth(files, tmp_path) -> None:
+    run("report", files / "filled.nc", "-o", tmp_path / "a.html")
+    options = ["--truth", files / "truth.nc", "--model", files / "m.ff", "--json"]
+    result = json.loads(run("report", files / "filled.nc", "-o", tmp_path / "b.html", *options).stdout)
+    assert result["report"].endswith("b.html")
+    assert "held-out" in (tmp_path / "b.html").read_text() and (tmp_path / "a.html").stat().st_size > 10**6
+
+
 def test_mask_hides_cells_and_keeps_the_rest(files, tmp_path) -> None:
     run(
         "mask",
@@ -113,7 +121,7 @@ def test_mask_hides_cells_and_keeps_the_rest(files, tmp_path) -> None:
 
 def test_versions_and_help() -> None:
     assert "torch" in json.loads(run("versions", "--json").stdout)
-    for command in ("demo", "check", "fit", "fill", "score", "mask", "versions"):
+    for command in ("demo", "check", "fit", "fill", "score", "mask", "simulate", "report", "versions"):
         assert "Example: fieldfill" in run(command, "--help").stdout
 
 

@@ -282,6 +282,37 @@ def mask(
     _say(result, f"{output}: {share:.1%} of the cells observed (pattern {pattern}, seed {seed})", as_json)
 
 
+@app.command(epilog="Example: fieldfill report sst_filled.nc -o report.html --truth truth.nc")
+def report(
+    filled: Annotated[Path, typer.Argument(help="A filled file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="HTML page to write.")],
+    truth: Annotated[Path | None, typer.Option("--truth", help="The complete data, if there are any.")] = None,
+    model: Annotated[Path | None, typer.Option("--model", help="The model, for its training curve.")] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write a page about a filled file: maps, uncertainty, errors. It opens without a network."""
+    from fieldfill.environment import versions as found
+    from fieldfill.io import check_free, open_dataset
+    from fieldfill.report import Story, write_report
+
+    check_free(output, overwrite)
+    history = []
+    if model is not None:
+        from fieldfill import fill as ff
+
+        history = ff.load(model).model_.notes["history"]
+    story = Story(
+        filled=open_dataset(filled),
+        truth=None if truth is None else open_dataset(truth),
+        history=history,
+        made={"file": filled.name, **found()},
+        title=f"The gaps of {filled.name}, filled",
+    )
+    path = write_report(story, output, overwrite)
+    _say({"report": str(path)}, f"written to {path}", as_json)
+
+
 @app.command(epilog="Example: fieldfill versions")
 def versions(as_json: Json = False) -> None:
     """Print the versions that matter in a bug report."""
