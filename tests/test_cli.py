@@ -214,6 +214,8 @@ def test_a_killed_fit_is_resumed_to_the_same_weights(tmp_path) -> None:
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     assert not (tmp_path / "killed.ff").exists()
+    refused = run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "killed.ff", *options, check=2)
+    assert "--resume continues it" in refused.stderr and checkpoint.exists()
     run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "killed.ff", *options, "--resume")
     run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "whole.ff", *options)
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("killed.ff", "whole.ff")]

@@ -134,6 +134,8 @@ def fit(
 
     check_free(output, overwrite)
     checkpoint = output.with_name(output.name + ".part")
+    if checkpoint.exists() and not (resume or overwrite):
+        raise InputError(f"{checkpoint} holds an interrupted run; --resume continues it, --overwrite starts anew")
     filler = ff.Filler(window, seed, _names(variables), _dims(dims), domain, preset, partition, steps, minutes)
     with _training_bar() as report:
         filler.fit(open_dataset(data), checkpoint, resume, report)
