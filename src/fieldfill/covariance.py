@@ -134,10 +134,7 @@ def held_out_error(skip: GaussianSkip, windows: Windows) -> float:
     total, cells = 0.0, 0
     one, zero = torch.ones(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, 1, 1)
     for place in windows.held.places:
-        x, observed = windows.at(*place)
-        held = windows.held.within(*place, observed)
-        visible, context = windows.training([place])
-        estimate = skip(visible, context, one, zero)[0]
-        total += (estimate - x)[held].square().sum().item()
+        x, context, held = windows.held_out([place])
+        total += (skip(x, context, one, zero) - x)[held].square().sum().item()
         cells += int(held.sum())
     return total / max(1, cells)

@@ -232,14 +232,12 @@ def _held_out_estimates(
     """Squared errors, held-out cells and the observations left, (N, C, T, H, W) over the validation windows."""
     errors, masks, left = [], [], []
     for place in windows.held.places:
-        x, observed = windows.at(*place)
-        held = windows.held.within(*place, observed)
-        visible, context = windows.training([place])
-        estimate, _ = single_step(denoiser, visible, context, partition, ensemble, generator)
-        errors.append(torch.where(held, estimate[0] - x, 0).square())
+        x, context, held = windows.held_out([place])
+        estimate, _ = single_step(denoiser, x, context, partition, ensemble, generator)
+        errors.append(torch.where(held, estimate - x, 0).square())
         masks.append(held)
-        left.append(context[0])
-    return torch.stack(errors), torch.stack(masks), torch.stack(left)
+        left.append(context)
+    return torch.cat(errors), torch.cat(masks), torch.cat(left)
 
 
 def _choose_ensemble(

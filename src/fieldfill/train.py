@@ -230,9 +230,7 @@ def validation_error(denoiser: nn.Module, windows: Windows, seed: int, batch: in
     places = windows.held.places
     for first in range(0, len(places), batch):
         chosen = places[first : first + batch]
-        x = torch.stack([windows.at(*place)[0] for place in chosen])
-        _, context = windows.training(chosen)
-        held = torch.stack([windows.held.within(*place, windows.at(*place)[1]) for place in chosen])
+        x, context, held = windows.held_out(chosen)
         t = torch.full((len(chosen),), denoiser.schedule.delta)
         noise = torch.randn(x.shape, generator=generator)
         estimate = denoiser(t, noised(denoiser.schedule, t, x, noise), context)

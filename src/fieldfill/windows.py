@@ -150,6 +150,13 @@ class Windows:
         pairs = [self.visible(sample, start) for sample, start in places]
         return torch.stack([x for x, _ in pairs]), torch.stack([observed for _, observed in pairs])
 
+    def held_out(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """x with all its values, what is left to see of it and the held-out cells of validation windows."""
+        pairs = [self.at(*place) for place in places]
+        held = torch.stack([self.held.within(*place, observed) for place, (_, observed) in zip(places, pairs)])
+        observed = torch.stack([observed for _, observed in pairs])
+        return torch.stack([x for x, _ in pairs]), observed & ~held, held
+
     def draw(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """A random training batch of ``count`` windows."""
         chosen = torch.randint(len(self.places), (count,), generator=generator).tolist()
