@@ -13,9 +13,9 @@ from fieldfill import baselines
 from fieldfill.baselines.base import Gappy, neighbours
 from fieldfill.baselines.holdout import cloud_points, random_points
 from fieldfill.baselines.interpolation import along_time
-from fieldfill.baselines.kriging import covariance
 from fieldfill.errors import InputError, MissingPackage
 from fieldfill.pde.gaussian import GaussianField
+from fieldfill.windows import Normaliser
 
 FRAMES, ROWS, COLUMNS = 14, 10, 12
 LAND = np.zeros((ROWS, COLUMNS), bool)
@@ -34,7 +34,7 @@ FAMILY = {
     "inpainting": lambda **common: baselines.BestInpainting(**common),
     "eof": lambda **common: baselines.EOF(max_rank=4, **common),
     "eof random": lambda **common: baselines.EOF(max_rank=4, cross_validation="random", **common),
-    "oi": lambda **common: baselines.OptimalInterpolation(neighbours=8, reach=(2, 4), **common),
+    "oi": lambda **common: baselines.OptimalInterpolation(window=4, probes=2, steps=15, **common),
     "optimum": lambda **common: baselines.GaussianOptimum(field=LAW, window=4, **common),
 }
 WITH_SPREAD = {"eof", "eof random", "oi", "optimum"}
@@ -305,21 +305,21 @@ def test_values_are_taken_across_the_seam_of_a_periodic_axis(name: str) -> None:
     assert (cut[..., 11] < 0.5).all() and (joined[..., 11] > 0.5).all()
 
 
-def test_kriging_goes_around_a_periodic_axis() -> None:
+def test_optimal_interpolation_goes_around_a_periodic_axis() -> None:
     """With one covariance, a record turned around its circle is filled like the record itself."""
     x, domain = record().sst.values, ~LAND
     difference = {}
     for periodic in (0, 1):
         coords = {"x": ("x", np.arange(COLUMNS * 1.0), {"periodic": periodic})}
-        fills, covariances = [], None
+        fills, learnt = [], None
         for turn in (0, 5):
             ds = xr.Dataset({"v": (("time", "y", "x"), np.roll(x, turn, axis=2))}, coords=coords)
             method = FAMILY["oi"](domain=np.roll(domain, turn, axis=1)).fit(ds)
-            covariances = covariances or (method.covariance_, method.noise_)
-            method.covariance_, method.noise_ = covariances
+            learnt = learnt or (method.skip_, Normaliser(np.zeros(1), np.ones(1)))
+            method.skip_, method.normaliser_ = learnt
             fills.append(np.roll(method.fill(ds).v.values, -turn, axis=2)[:, domain])
         difference[periodic] = np.abs(fills[0] - fills[1]).max()
-    assert difference[1] < 1e-9 < 0.01 < difference[0]
+    assert difference[1] < 1e-3 < 0.01 < difference[0]
 
 
 def test_held_out_points_are_observed_and_look_like_the_gaps() -> None:
@@ -358,23 +358,6 @@ def test_equal_masks_leave_random_points() -> None:
     assert cloud_points(observed, 0.1, np.random.default_rng(0)).sum() == round(0.1 * observed.size)
 
 
-def test_the_estimated_covariance_is_that_of_the_field() -> None:
-    law = GaussianField(size=(24, 24), frames=30, memory=0.9, velocity=(0.0, 1.0), noise=0.3)
-    generator = torch.Generator().manual_seed(0)
-    fields = law.observe(law.simulate(12, generator)[0], generator).numpy()[:, 0]
-    observed = np.random.default_rng(0).random(fields.shape) < 0.4
-    taper = (3.0, 3.0)
-    table, noise = covariance(np.where(observed, fields, 0), observed, (3, 5), taper)
-    centre = tuple(n // 2 for n in table.shape)
-    assert noise == pytest.approx(0.09, abs=0.03)
-    for lag, dy, dx in ((0, 0, 0), (0, 1, 0), (0, 0, 3), (1, 0, 1), (2, 0, 2), (1, 0, -1)):
-        damping = np.exp(-0.5 * (lag**2 / taper[0] ** 2 + (dy**2 + dx**2) / taper[1] ** 2))
-        got = table[centre[0] + lag, centre[1] + dy, centre[2] + dx]
-        assert got == pytest.approx(damping * float(law.covariance(lag)[dy, dx]), abs=0.06), (lag, dy, dx)
-    spectrum = np.fft.fftn(np.fft.ifftshift(table)).real
-    assert spectrum.min() > -1e-9 * spectrum.max()
-
-
 def big_record() -> tuple[GaussianField, xr.Dataset, np.ndarray, np.ndarray]:
     law = GaussianField(size=(16, 16), frames=60, periodic=False, noise=0.05, memory=0.7)
     generator = torch.Generator().manual_seed(3)
@@ -385,7 +368,7 @@ def big_record() -> tuple[GaussianField, xr.Dataset, np.ndarray, np.ndarray]:
     return law, ds, truth.numpy()[0, 0], ~observed
 
 
-def test_kriging_lies_between_the_optimum_and_the_simpler_methods_with_a_usable_spread() -> None:
+def test_optimal_interpolation_lies_between_the_optimum_and_the_simpler_methods_with_a_usable_spread() -> None:
     law, ds, truth, gaps = big_record()
     error, out = {}, {}
     for method in (

@@ -1,11 +1,25 @@
 r"""The covariance of a gappy record, estimated from the gaps and all.
 
-The products of two observed values at every separation (variables a, b; lag τ; rows, columns) are summed by FFT and
-divided by their number. A taper removes the noise of distant separations, negative eigenvalues are set to zero, and
-taper and nugget (observation noise) are those with the smallest error on held-out cells.
+*Start.* The products of two observed values at every separation (variables a, b; lag τ; rows, columns) are summed by
+FFT and divided by their number. This knows the large scales, but its noise is the same at all wavenumbers and drowns
+the small ones.
+
+*Expectation–maximisation.* With the covariance at hand, every window is completed by a draw from its posterior. The
+covariance of the complete windows is the next estimate; the mean square of what is left at the observed cells is the
+next nugget. Here the noise of an estimate is a share of the power at each wavenumber. On a grid that is not periodic
+the windows are completed on the whole torus of the skip.
+
+*Taper.* Both are damped by exp(-d² / 2 taper²), d the distance of a separation from the drift v τ: patterns that move
+keep their correlation along their way. Negative eigenvalues are set to zero.
+
+*Patterns.* What is not stationary: the principal components of complete windows, each with the variance that exceeds
+what the stationary part gives it. They take their share of the variance from the stationary part.
+
+Drift or none, taper, nugget, patterns or none are those with the smallest error on held-out cells.
 """
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,72 +28,127 @@ from torch import Generator, Tensor
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.windows import Windows
 
-__all__ = ["learn_covariance", "separations"]
+__all__ = ["Separations", "drift_of", "factorise", "held_out_error", "learn_covariance", "separations", "tapered"]
 
-TAPERS = (4.0, 6.0, 9.0, 14.0)
-NUGGETS = (0.003, 0.01, 0.03, 0.1)
+TAPERS = (9.0, 5.0, 20.0)
+START_NUGGET = 0.01
+ROUNDS = 6  # of expectation–maximisation at most
+LEAST_GAIN = 0.003  # of the held-out error, without which a round is the last
+LEAST_DRIFT = 0.05  # cells per frame
+PATTERN_ROUNDS = 4  # in which patterns grow, as long as they pay
+MAX_PATTERNS = 16
+LEAST_WINDOWS = 32  # fewer do not tell a pattern from chance
+WORTH = 0.02  # of the strongest component: a weaker excess is left to the stationary part
 MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
+MAX_VALUES = 2**25  # values that are looked at, for large grids
+MAX_COMPLETED = 2**19  # cells of the windows completed in a round
+MAX_VALIDATED = 2**18  # cells of the windows an error is measured on
+BATCH_CELLS = 2**17  # cells of the windows that are solved for together
+CHUNK_BYTES = 2**26  # of matrices that are decomposed together
 FEW = 20  # a separation with fewer pairs than this is not trusted
 
 
 @dataclass(frozen=True)
 class Separations:
-    """Mean product of observed values: ``covariance`` (C, C, T, H', W'), first lag 0; separations wrap around."""
+    """Mean product of observed values: ``covariance`` (C, C, T, rows, columns) on a torus, first lag 0.
+
+    ``pairs`` of the same shape counts them.
+    """
 
     covariance: Tensor
     pairs: Tensor
 
 
-def separations(windows: Windows, generator: Generator) -> Separations:
-    """Covariances of a record up to the lags and separations that a window has."""
-    _, variables, _, rows, columns = windows.record.shape
-    length = windows.length
-    size = tuple(n if closed else 2 * n for n, closed in zip((rows, columns), windows.record.periodic))
-    shape = (variables, variables, length, size[0], size[1] // 2 + 1)
-    products, counts = torch.zeros(shape, dtype=torch.complex64), torch.zeros(shape, dtype=torch.complex64)
-    for sample, start, stop in _stretches(windows, generator):
+def separations(windows: Windows, torus: tuple[int, int], generator: Generator) -> Separations:
+    """Covariances of a record up to the lags of a window and the separations that ``torus`` keeps apart."""
+    grid = windows.record.shape[-2:]
+    products, counts = None, None
+    for sample, start, stop in _stretches(windows, torus, generator):
         x, observed = windows.visible(sample, start, stop - start)
-        values, masks = torch.fft.rfft2(x, s=size), torch.fft.rfft2(observed.float(), s=size)
-        for a, b, lag in itertools.product(range(variables), range(variables), range(min(length, stop - start))):
-            early, late = slice(0, stop - start - lag), slice(lag, stop - start)
-            products[a, b, lag] += (values[a, early].conj() * values[b, late]).sum(0)
-            counts[a, b, lag] += (masks[a, early].conj() * masks[b, late]).sum(0)
-    total, pairs = torch.fft.irfft2(products, s=size), torch.fft.irfft2(counts, s=size).round()
+        values, masks = (_lagged(torch.fft.rfft2(v, s=torus)[None], windows.length) for v in (x, observed.float()))
+        products = values if products is None else products + values
+        counts = masks if counts is None else counts + masks
+    assert products is not None and counts is not None
+    total, pairs = torch.fft.irfft2(products, s=torus), torch.fft.irfft2(counts, s=torus).round()
+    # On an axis that is not periodic longer separations are mixed with those around the torus.
+    rows, columns = (
+        _separation_of(n).abs() <= (n if n == size else n - size) for n, size in zip(torus, grid, strict=True)
+    )
+    pairs = pairs * (rows[:, None] & columns)
     return Separations(torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0), pairs)
 
 
-def _stretches(windows: Windows, generator: Generator) -> list[tuple[int, int, int]]:
-    """(sample, start, stop) of up to MAX_FRAMES frames, in stretches long enough for all lags."""
-    samples, _, frames, _, _ = windows.record.shape
-    step = min(frames, 8 * windows.length)
+def _stretches(windows: Windows, torus: tuple[int, int], generator: Generator) -> list[tuple[int, int, int]]:
+    """(sample, start, stop) of as many frames as are looked at, in stretches long enough for all lags."""
+    samples, variables, frames, rows, columns = windows.record.shape
+    step = min(frames, 8 * windows.length, max(windows.length, 2**24 // (variables * math.prod(torus))))
     parts = [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
-    order = torch.randperm(len(parts), generator=generator)[: max(1, MAX_FRAMES // step)].tolist()
+    wanted = min(MAX_FRAMES, MAX_VALUES // (variables * rows * columns)) // step
+    order = torch.randperm(len(parts), generator=generator)[: max(1, wanted)].tolist()
     return [parts[i] for i in order if parts[i][2] - parts[i][1] > 1 or frames == 1]
 
 
-def factorise(found: Separations, skip: GaussianSkip, taper: float) -> Tensor:
-    """The factor L_k (K, CT, R, 2) of a skip from tapered covariances."""
-    variables, _, length = found.covariance.shape[:3]
-    rows, columns = (_separation_of(n) for n in found.covariance.shape[-2:])
-    weight = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * taper**2))
-    near = (rows.abs()[:, None] <= skip.reach) & (columns.abs()[None, :] <= skip.reach)
-    tapered = _rewrap(found.covariance * weight * near, skip.torus)
-    spectrum = torch.fft.rfft2(tapered).flatten(-2)
-    matrix = torch.zeros((spectrum.shape[-1], variables, length, variables, length), dtype=torch.complex64)
-    for early, late in itertools.product(range(length), range(length)):
-        lag = abs(late - early)
-        block = spectrum[:, :, lag] if late >= early else spectrum[:, :, lag].transpose(0, 1).conj()
-        matrix[:, :, early, :, late] = block.permute(2, 0, 1)
-    # E[x_a(f, r) x_b(f + lag, r + d)] has the spectrum conj(x_a) x_b: the covariance acts with its transpose.
-    matrix = matrix.flatten(3, 4).flatten(1, 2).transpose(1, 2)
-    values, vectors = torch.linalg.eigh(matrix)
-    rank = skip.factor.shape[2]
-    kept = values[:, -rank:].clamp(min=0)
+def _lagged(values: Tensor, length: int) -> Tensor:
+    """Sums of conj(x_a(f)) x_b(f + lag) over samples and frames, (C, C, T, rows, half), of spectra (B, C, F, ...)."""
+    variables, frames = values.shape[1:3]
+    sums = values.new_zeros((variables, variables, length, *values.shape[3:]))
+    for a, b, lag in itertools.product(range(variables), range(variables), range(min(length, frames))):
+        sums[a, b, lag] = (values[:, a, : frames - lag].conj() * values[:, b, lag:]).sum((0, 1))
+    return sums
+
+
+def drift_of(covariance: Tensor) -> tuple[float, float]:
+    """Rows and columns per frame by which the peak of the covariance moves, from the first lags."""
+    total, weight = [0.0, 0.0], 0
+    for lag in range(1, min(4, covariance.shape[2])):
+        table = covariance.diagonal(dim1=0, dim2=1).mean(-1)[lag]
+        rows, columns = table.shape
+        row, column = divmod(int(table.argmax()), columns)
+        around = [
+            table[[row - 1, row, (row + 1) % rows], column],
+            table[row, [column - 1, column, (column + 1) % columns]],
+        ]
+        for axis, (place, size, (low, peak, high)) in enumerate(zip((row, column), (rows, columns), around)):
+            # The top of a parabola through three cells.
+            bend = 2 * peak - low - high
+            shift = float((high - low) / (2 * bend)) if bend > 0 else 0.0
+            total[axis] += lag * (float(_separation_of(size)[place]) + shift)
+        weight += lag**2
+    return (total[0] / weight, total[1] / weight) if weight else (0.0, 0.0)
+
+
+def tapered(covariance: Tensor, taper: float, drift: tuple[float, float]) -> Tensor:
+    """Covariances (C, C, T, rows, columns) damped with the distance from the drift."""
+    if math.isinf(taper):
+        return covariance
+    lag = torch.arange(float(covariance.shape[2]))[:, None]
+    squares = []
+    for size, speed in zip(covariance.shape[-2:], drift):
+        away = _separation_of(size) - speed * lag
+        squares.append(((away + size / 2) % size - size / 2) ** 2)
+    return covariance * torch.exp(-(squares[0][:, :, None] + squares[1][:, None, :]) / (2 * taper**2))
+
+
+def factorise(covariance: Tensor, skip: GaussianSkip) -> Tensor:
+    """The factor L_k (K, CT, R, 2) of a skip from covariances (C, C, T, rows, columns) on its torus."""
+    variables, _, length = covariance.shape[:3]
+    spectrum = torch.fft.rfft2(covariance).flatten(-2).permute(3, 0, 1, 2)
+    channels, rank = variables * length, skip.factor.shape[2]
+    values, vectors = [], []
+    for part in spectrum.split(max(1, CHUNK_BYTES // (8 * channels**2))):
+        matrix = torch.zeros((len(part), variables, length, variables, length), dtype=part.dtype)
+        for early, late in itertools.product(range(length), range(length)):
+            lag = abs(late - early)
+            matrix[:, :, early, :, late] = part[..., lag] if late >= early else part[..., lag].mH
+        # E[x_a(f, r) x_b(f + lag, r + d)] has the spectrum conj(x_a) x_b: the covariance acts with its transpose.
+        found = torch.linalg.eigh(matrix.flatten(3, 4).flatten(1, 2).mT)
+        values.append(found.eigenvalues[:, -rank:].clamp(min=0))
+        vectors.append(found.eigenvectors[:, :, -rank:].contiguous())
+    kept = torch.cat(values)
     # Clipping and truncation change the variance; it is known best of all, so it is put back.
-    variance = found.covariance[range(variables), range(variables), 0, 0, 0].mean()
-    mean_power = _mean_over_modes(kept.sum(1), skip.torus) / (variables * length)
-    scale = variance / mean_power.clamp(min=1e-12)
-    return torch.view_as_real((vectors[:, :, -rank:] * (scale * kept).sqrt()[:, None]).contiguous())
+    variance = covariance[range(variables), range(variables), 0, 0, 0].mean()
+    scale = variance / (_mean_over_modes(kept.sum(1), skip.torus) / channels).clamp(min=1e-12)
+    return torch.view_as_real(torch.cat(vectors).mul_((scale * kept).sqrt()[:, None]))
 
 
 def _separation_of(n: int) -> Tensor:
@@ -88,22 +157,7 @@ def _separation_of(n: int) -> Tensor:
     return torch.where(index <= n // 2, index, index - n).float()
 
 
-def _rewrap(covariance: Tensor, torus: tuple[int, ...]) -> Tensor:
-    """Moves wrapped separations (..., H', W') onto another torus; what does not fit is dropped."""
-    for axis, size in zip((-2, -1), torus):
-        old = covariance.shape[axis]
-        if old == size:
-            continue
-        reach = (min(old, size) - 1) // 2
-        index = torch.cat([torch.arange(0, reach + 1), torch.arange(old - reach, old)])
-        place = torch.cat([torch.arange(0, reach + 1), torch.arange(size - reach, size)])
-        shape = list(covariance.shape)
-        shape[axis] = size
-        covariance = torch.zeros(shape).index_copy(axis, place, covariance.index_select(axis, index))
-    return covariance
-
-
-def _mean_over_modes(power: Tensor, torus: tuple[int, ...]) -> Tensor:
+def _mean_over_modes(power: Tensor, torus: tuple[int, int]) -> Tensor:
     """Mean over all wavenumbers of ``power`` (K,), given on the half that a real transform keeps."""
     half = torus[1] // 2 + 1
     weight = torch.full((half,), 2.0)
@@ -113,28 +167,123 @@ def _mean_over_modes(power: Tensor, torus: tuple[int, ...]) -> Tensor:
     return (power.view(torus[0], half) * weight).sum() / (torus[0] * torus[1])
 
 
+def complete_windows(
+    skip: GaussianSkip, windows: Windows, places: list[tuple[int, int]], generator: Generator
+) -> tuple[Tensor, float]:
+    """Covariance (C, C, T, rows, columns) of windows completed by posterior draws, and the nugget."""
+    variables, frames, rows, columns = skip.shape
+    sums, squares, cells = torch.zeros(()), 0.0, 0
+    batch = max(1, BATCH_CELLS // math.prod(skip.shape))
+    for first in range(0, len(places), batch):
+        x, observed = windows.training(places[first : first + batch])
+        field, _ = skip.complete(x, observed, generator)
+        field = field.unflatten(1, (variables, frames))
+        left = (field[..., :rows, :columns] - x)[observed]
+        squares, cells = squares + left.square().sum().item(), cells + left.numel()
+        sums = sums + _lagged(torch.fft.rfft2(field), frames)
+    pairs = len(places) * math.prod(skip.torus) * torch.arange(frames, 0, -1.0)[:, None, None]
+    return torch.fft.irfft2(sums, s=skip.torus) / pairs, squares / max(1, cells)
+
+
+def patterns_of(
+    skip: GaussianSkip, windows: Windows, places: list[tuple[int, int]], generator: Generator
+) -> tuple[Tensor, float]:
+    """Patterns (N, C, T, H, W) that the stationary part does not explain, and their share of the variance."""
+    batch = max(1, BATCH_CELLS // math.prod(skip.shape))
+    drawn = [
+        skip.complete_grid(*windows.training(places[i : i + batch]), generator) for i in range(0, len(places), batch)
+    ]
+    x = torch.cat(drawn).flatten(1)
+    _, singular, vectors = torch.linalg.svd(x, full_matrices=False)
+    vectors, total = vectors[:MAX_PATTERNS], singular.square().sum() / len(x)
+    power = singular[:MAX_PATTERNS].square() / len(x)
+    known = (vectors @ skip.patterns.flatten(1).T).square().sum(1)
+    stationary = (vectors * skip.covary(vectors.view(-1, *skip.shape)).flatten(1)).sum(1) - known
+    excess = power - stationary
+    kept = excess > WORTH * power[0]
+    patterns = (vectors[kept] * excess[kept].sqrt()[:, None]).view(-1, *skip.shape)
+    return patterns, float(excess[kept].sum() / total.clamp(min=1e-12))
+
+
+class _Search:
+    """Tries covariances on the held-out cells and remembers the best."""
+
+    def __init__(self, skip: GaussianSkip, windows: Windows) -> None:
+        self.skip, self.windows = skip, windows
+        self.best: dict[str, float] = {"validation": math.inf}
+        self._state: dict[str, Tensor] = {}
+
+    def attempt(self, covariance: Tensor, taper: float, drift: tuple[float, float], nugget: float) -> None:
+        """A stationary covariance."""
+        settings = {"taper": taper, "nugget": nugget, "drift_rows": drift[0], "drift_columns": drift[1]}
+        self.judge(factorise(tapered(covariance, taper, drift), self.skip), None, settings)
+
+    def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float]) -> bool:
+        """Whether this is the best so far."""
+        self.skip.set_covariance(factor, patterns)
+        self.skip.nugget.fill_(settings["nugget"])
+        error = held_out_error(self.skip, self.windows)
+        better = error < self.best["validation"] or not self._state
+        if better:
+            self.best = {**settings, "patterns": len(self.skip.patterns), "validation": error}
+            self._state = {name: value.clone() for name, value in self.skip.state_dict().items()}
+        return better
+
+    @property
+    def taper(self) -> float:
+        return self.best["taper"]
+
+    @property
+    def drift(self) -> tuple[float, float]:
+        return self.best["drift_rows"], self.best["drift_columns"]
+
+    def restore(self) -> None:
+        self.skip.load_state_dict(self._state)
+
+
 def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
-    """Fits the skip to the record: covariance from the visible cells, taper and nugget by the held-out cells."""
-    found = separations(windows, generator)
+    """Fits the skip to the record: covariance from the visible cells, drift, taper and nugget by the held-out ones."""
     skip.eval()
-    tried = []
+    found, search = separations(windows, skip.torus, generator), _Search(skip, windows)
     for taper in TAPERS:
-        skip.set_covariance(factorise(found, skip, taper))
-        for nugget in NUGGETS:
-            skip.nugget.fill_(nugget)
-            tried.append({"validation": held_out_error(skip, windows), "taper": taper, "nugget": nugget})
-    best = min(tried, key=lambda trial: trial["validation"])
-    skip.set_covariance(factorise(found, skip, best["taper"]))
-    skip.nugget.fill_(best["nugget"])
-    return best
+        search.attempt(found.covariance, taper, (0.0, 0.0), START_NUGGET)
+    count = max(2, MAX_COMPLETED // math.prod(skip.shape))
+    for turn in range(ROUNDS if math.prod(skip.shape) <= MAX_VALIDATED else ROUNDS // 2):
+        search.restore()
+        before = search.best["validation"]
+        covariance, nugget = complete_windows(skip, windows, _some(windows, count, generator), generator)
+        drift = drift_of(covariance)
+        if turn == 0 and max(map(abs, drift)) > LEAST_DRIFT:
+            search.attempt(covariance, search.taper, drift, nugget)
+        for taper in sorted({search.taper, 2 * search.taper, math.inf}):
+            search.attempt(covariance, taper, search.drift, nugget)
+        if search.best["validation"] > (1 - LEAST_GAIN) * before:
+            break
+    search.restore()
+    places = _some(windows, count, generator)
+    factor = skip.factor.clone()
+    for _ in range(PATTERN_ROUNDS if len(places) >= LEAST_WINDOWS else 0):
+        patterns, share = patterns_of(skip, windows, places, generator)
+        if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
+            break
+    search.restore()
+    return {key: value for key, value in search.best.items() if math.isfinite(value)}
+
+
+def _some(windows: Windows, count: int, generator: Generator) -> list[tuple[int, int]]:
+    """Windows that start anywhere, at most ``count``."""
+    order = torch.randperm(len(windows.places), generator=generator)[:count].tolist()
+    return [windows.places[i] for i in order]
 
 
 def held_out_error(skip: GaussianSkip, windows: Windows) -> float:
-    """Mean squared error of the skip alone on the held-out cells."""
+    """Mean squared error of the skip alone on the held-out cells of some validation windows."""
     total, cells = 0.0, 0
-    one, zero = torch.ones(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, 1, 1)
-    for place in windows.held.places:
-        x, context, held = windows.held_out([place])
-        total += (skip(x, context, one, zero) - x)[held].square().sum().item()
+    each = math.prod(skip.shape)
+    places = windows.held.places[: max(1, MAX_VALIDATED // each)]
+    batch = max(1, BATCH_CELLS // each)
+    for first in range(0, len(places), batch):
+        x, context, held = windows.held_out(places[first : first + batch])
+        total += (skip.posterior_mean(x, context, torch.zeros(())) - x)[held].square().sum().item()
         cells += int(held.sum())
     return total / max(1, cells)

@@ -2,9 +2,9 @@
 
 from fieldfill.baselines.base import Baseline
 from fieldfill.baselines.eof import EOF
+from fieldfill.baselines.gaussian import OptimalInterpolation
 from fieldfill.baselines.inpainting import BestInpainting, Biharmonic, NavierStokes, Telea
 from fieldfill.baselines.interpolation import Climatology, LinearTime, Nearest, TemporalConsistency
-from fieldfill.baselines.kriging import OptimalInterpolation
 from fieldfill.baselines.oracle import GaussianOptimum
 
 __all__ = [

@@ -4,8 +4,10 @@ A *network* maps features (B, F, T, H, W) and the log signal-to-noise ratio (B,)
 (x, context, alpha_t, sigma_t) to a first estimate of the complete field. `fieldfill.denoise` joins the two.
 """
 
+from fieldfill.nn.factorised import SpaceTimeUNet
+from fieldfill.nn.fno import FNO
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.nn.skip import PullPush, zero_skip
 from fieldfill.nn.unet import FoldedUNet
 
-__all__ = ["FoldedUNet", "GaussianSkip", "PullPush", "zero_skip"]
+__all__ = ["FNO", "FoldedUNet", "GaussianSkip", "PullPush", "SpaceTimeUNet", "zero_skip"]

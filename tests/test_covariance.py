@@ -1,0 +1,179 @@
+"""Learning a covariance from gaps: the estimate, its drift, the rounds of completion, and what large windows cost."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from fieldfill.covariance import complete_windows, drift_of, factorise, learn_covariance, separations, tapered
+from fieldfill.holdout import hold_out
+from fieldfill.masks import CloudMask
+from fieldfill.nn import GaussianSkip, gaussian
+from fieldfill.nn.deflation import Deflation, StrongModes
+from fieldfill.pde.gaussian import GaussianField
+from fieldfill.record import open_record
+from fieldfill.windows import Normaliser, Windows
+
+LAW = GaussianField(size=(16, 18), frames=5, velocity=(-0.5, 1.0), noise=0.05)
+NONE = (0.0, 0.0)
+
+
+def true_covariance(law: GaussianField = LAW) -> torch.Tensor:
+    return torch.stack([law.covariance(lag) for lag in range(law.frames)]).float()[None, None]
+
+
+def cloudy(count: int, law: GaussianField = LAW) -> tuple[Windows, torch.Tensor, torch.Tensor]:
+    """Windows of a periodic moving field under clouds, the truth and the mask (B, 1, T, H, W)."""
+    generator = torch.Generator().manual_seed(0)
+    truth = law.simulate(count, generator)[0]
+    observed = CloudMask(observed=0.4, scale=2.5).sample(tuple(truth.shape), generator)
+    values = law.observe(truth, generator).masked_fill(~observed, torch.nan)
+    coords = {name: (name, values, attrs) for name, (values, attrs) in law.coordinates().items()}
+    ds = xr.Dataset({"z": (("sample", "time", "y", "x"), values[:, 0].numpy())}, coords)
+    record = open_record(ds)
+    windows = Windows(record, Normaliser(np.zeros(1), np.ones(1)), law.frames)
+    windows.held = hold_out(windows, 0.2, torch.Generator().manual_seed(0))
+    return windows, truth.float(), observed
+
+
+@pytest.mark.parametrize("velocity", [(-0.5, 1.0), (0.0, 0.0), (1.3, -2.0)], ids=str)
+def test_the_drift_is_the_velocity_of_the_field(velocity) -> None:
+    law = GaussianField(size=(16, 18), frames=5, velocity=velocity)
+    assert drift_of(true_covariance(law)) == pytest.approx(velocity, abs=0.15)
+
+
+def test_a_taper_keeps_the_way_of_a_moving_pattern_and_damps_what_is_far_from_it() -> None:
+    flat = torch.ones(1, 1, 4, 12, 12)
+    damped = tapered(flat, 2.0, (1.0, -1.0))[0, 0]
+    for lag in range(4):
+        assert damped[lag, lag, -lag] == pytest.approx(1.0)
+        assert damped[lag, lag + 2, -lag] == pytest.approx(math.exp(-0.5))
+    assert torch.equal(tapered(flat, math.inf, (1.0, -1.0)), flat)
+
+
+def test_completing_windows_with_the_true_law_returns_the_true_law() -> None:
+    windows, _, _ = cloudy(60)
+    skip = GaussianSkip(1, 5, (16, 18), (True, True)).eval()
+    skip.set_covariance(factorise(true_covariance(), skip))
+    skip.nugget.fill_(0.05**2)
+    found, nugget = complete_windows(skip, windows, windows.places, torch.Generator().manual_seed(0))
+    assert nugget == pytest.approx(0.05**2, rel=0.1)
+    # The noise of an estimate is a share of the power at each wavenumber, small scales included.
+    power, true = (torch.fft.rfft2(c[0, 0, 0]).real for c in (found, true_covariance()))
+    kept = true > 1e-3
+    assert (power[kept] / true[kept]).log().abs().median() < 0.2
+
+
+def test_what_is_learnt_comes_close_to_the_optimum_and_needs_the_drift() -> None:
+    windows, truth, observed = cloudy(60)
+    skip = GaussianSkip(1, 5, (16, 18), (True, True))
+    best = learn_covariance(skip, windows, torch.Generator().manual_seed(0))
+    assert (best["drift_rows"], best["drift_columns"]) == pytest.approx((-0.5, 1.0), abs=0.2)
+    assert skip.nugget.item() == pytest.approx(best["nugget"])
+    x = torch.stack([windows.at(sample, 0)[0] for sample in range(8)])
+    values = skip.posterior_mean(x, observed[:8], torch.zeros(()))
+    exact = torch.stack([LAW.posterior(x[b, 0].double(), observed[b, 0], variance=False)[0] for b in range(8)])
+    hidden = ~observed[:8]
+    error, least = ((v - truth[:8])[hidden].square().mean().item() for v in (values, exact[:, None]))
+    assert error < 1.3 * least
+    assert best["validation"] < 0.5
+
+
+def test_patterns_are_found_where_the_field_is_not_stationary() -> None:
+    """One fixed pattern with a random amplitude, sparsely seen: no stationary covariance knows its shape."""
+    generator = torch.Generator().manual_seed(0)
+    law = GaussianField(size=(16, 18), frames=3, periodic=False, wavelength=6.0)
+    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(18.0), indexing="ij")
+    shape = torch.cos(rows * columns / 20)
+    amplitude = 2 * torch.randn(120, 1, 1, 1, generator=generator)
+    values = law.simulate(120, generator)[0][:, 0] + amplitude * shape
+    observed = torch.rand(120, 1, 16, 18, generator=generator).expand_as(values) < 0.05
+    ds = xr.Dataset({"z": (("sample", "time", "y", "x"), values.masked_fill(~observed, torch.nan).numpy())})
+    record = open_record(ds, domain=np.ones((16, 18), bool))
+    windows = Windows(record, Normaliser(record.mean, record.std), 3)
+    windows.held = hold_out(windows, 0.3, torch.Generator().manual_seed(0))
+    skip = GaussianSkip(1, 3, (16, 18), record.periodic)
+    assert learn_covariance(skip, windows, torch.Generator().manual_seed(0))["patterns"] >= 1
+    first = skip.patterns[skip.patterns.flatten(1).norm(dim=1).argmax(), 0, 1]
+    assert abs(np.corrcoef(first.flatten(), shape.flatten())[0, 1]) > 0.8
+
+
+def test_the_preconditioner_is_the_inverse_on_its_own_modes_and_positive_everywhere() -> None:
+    """With all of the covariance in the modes and f = 0 it is the inverse of the system."""
+    law = GaussianField(size=(6, 5), frames=2, noise=0.1)
+    skip = GaussianSkip(1, 2, (6, 5), (True, True))
+    skip.set_covariance(factorise(true_covariance(law), skip))
+    modes = StrongModes(torch.view_as_complex(skip.factor), skip.torus, (6, 5), 1000)
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.rand(1, 1, 2, 6, 5, generator=generator) < 0.6).float()
+    noise = 10 ** (2 * torch.rand(1, 1, 2, 6, 5, generator=generator) - 1)
+    eye = torch.eye(60).reshape(60, 1, 2, 6, 5)
+    assert torch.allclose(modes.gram(mask)[0], _dense_gram(modes, mask), atol=1e-3)
+    system = (mask * skip.covary(mask * eye) + noise * eye).reshape(60, 60)
+    for count in (3, 1000):
+        chosen = StrongModes(torch.view_as_complex(skip.factor), skip.torus, (6, 5), count)
+        matrix = Deflation(chosen, mask, noise)(eye).reshape(60, 60)
+        seen = mask.flatten() > 0
+        matrix = matrix[seen][:, seen]
+        assert torch.allclose(matrix, matrix.T, atol=1e-4) and torch.linalg.eigvalsh(matrix).min() > 0
+    assert torch.allclose(matrix @ system[seen][:, seen], torch.eye(int(seen.sum())), atol=0.02)
+
+
+def _dense_gram(modes: StrongModes, weight: torch.Tensor) -> torch.Tensor:
+    size = 2 * len(modes.place)
+    functions = modes.synthesise(torch.eye(size), (size, *weight.shape[1:]))
+    assert torch.allclose(modes.analyse(functions), functions.flatten(1) @ functions.flatten(1).T, atol=1e-3)
+    return (functions * weight).flatten(1) @ functions.flatten(1).T
+
+
+def test_the_strongest_modes_are_few_steps_from_the_answer() -> None:
+    """Ten steps with them are closer than forty without."""
+    windows, _, observed = cloudy(4)
+    x = torch.stack([windows.at(sample, 0)[0] for sample in range(4)])
+    skip = GaussianSkip(1, 5, (16, 18), (True, True), tolerance=0.0).eval()
+    skip.set_covariance(factorise(true_covariance(), skip))
+    skip.nugget.fill_(0.05**2)
+    exact = torch.stack([LAW.posterior(x[b, 0].double(), observed[b, 0], variance=False)[0] for b in range(4)])
+    distances = []
+    for count, steps in ((60, 10), (1, 40)):
+        skip.steps = steps
+        skip._modes = StrongModes(torch.view_as_complex(skip.factor), skip.torus, (16, 18), count)
+        found = skip.posterior_mean(x, observed, torch.zeros(()))[:, 0]
+        distances.append((found - exact).square().mean().item())
+    assert distances[0] < 0.5 * distances[1]
+
+
+def test_a_large_window_keeps_fewer_combinations_and_says_what_it_keeps(monkeypatch) -> None:
+    monkeypatch.setattr(gaussian, "MAX_FACTOR_BYTES", 8 * 16 * 10 * 5 * 2)
+    skip = GaussianSkip(1, 5, (16, 18), (True, True), steps=80).eval()
+    assert skip.factor.shape == (160, 5, 2, 2)
+    skip.set_covariance(factorise(true_covariance(), skip))
+    drawn = skip.draw(400, torch.Generator().manual_seed(0))
+    assert drawn.square().mean().item() == pytest.approx(1.0, abs=0.1)
+    v = torch.randn(2, 1, 5, 16, 18, generator=torch.Generator().manual_seed(1))
+    monkeypatch.undo()
+    full = GaussianSkip(1, 5, (16, 18), (True, True))
+    full.set_covariance(_widen(skip.factor))
+    assert torch.allclose(skip.covary(v), full.covary(v), atol=1e-4)
+
+
+def _widen(factor: torch.Tensor) -> torch.Tensor:
+    """The same factor with columns of zeros up to full rank."""
+    return torch.cat([factor, factor.new_zeros(*factor.shape[:2], factor.shape[1] - factor.shape[2], 2)], 2)
+
+
+def test_no_more_is_read_than_needed(monkeypatch) -> None:
+    windows, _, _ = cloudy(40)
+    read = []
+    original = Windows.visible
+
+    def visible(self, sample, start, length=None):
+        read.append(length or self.length)
+        return original(self, sample, start, length)
+
+    monkeypatch.setattr(Windows, "visible", visible)
+    monkeypatch.setattr("fieldfill.covariance.MAX_VALUES", 12 * 16 * 18)
+    separations(windows, (16, 18), torch.Generator().manual_seed(0))
+    assert 0 < sum(read) <= 12
