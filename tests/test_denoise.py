@@ -6,35 +6,70 @@ import pytest
 import torch
 
 from fieldfill.config import NETWORKS, PRESETS, SKIPS, build_denoiser
-from fieldfill.denoise import noised, query_loss
-from fieldfill.nn import PullPush
+from fieldfill.denoise import FIRST_VARIANCE, PREDICTIONS, Denoiser, matching_losses, noised
+from fieldfill.nn import PullPush, zero_skip
 from fieldfill.schedule import VPSchedule
 
 ONE, ZERO = torch.ones(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, 1, 1)
 
 
-def denoiser_for(shape, skip="pull-push", network="unet", periodic=(False, False), land=False):
+def denoiser_for(shape, skip="pull-push", network="unet", periodic=(False, False), land=False, **settings):
     _, variables, frames, rows, columns = shape
     domain = torch.ones(variables, rows, columns, dtype=torch.bool)
     if land:
         domain[:, :2] = False
-    config = PRESETS["fast"].model_copy(update={"window": frames, "skip": skip, "network": network, "base": 8})
-    return build_denoiser(config, domain, periodic, seed=0)
+    settings |= {"window": frames, "skip": skip, "network": network, "base": 8}
+    return build_denoiser(PRESETS["fast"].model_copy(update=settings), domain, periodic, seed=0)
+
+
+class Says(torch.nn.Module):
+    """A network that always gives the same answer."""
+
+    def __init__(self, answer) -> None:
+        super().__init__()
+        self.answer = torch.nn.Parameter(answer)
+
+    def forward(self, features, log_snr):
+        return self.answer
+
+
+def saying(answer, prediction="data", spread=False, skip=zero_skip):
+    return Denoiser(Says(answer), VPSchedule(), skip, torch.zeros(0, *answer.shape[-2:]), prediction, spread)
+
+
+def draws(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for _ in range(4)]
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("skip", SKIPS)
+@pytest.mark.parametrize("shape", [(2, 1, 4, 16, 16), (1, 3, 5, 13, 18), (2, 2, 1, 7, 33)], ids=str)
+@pytest.mark.parametrize("periodic", [(False, False), (True, False)], ids=str)
+def test_any_grid_is_taken_and_gradients_are_finite(skip, shape, periodic, prediction) -> None:
+    denoiser = denoiser_for(shape, skip, "unet", periodic, land=True, prediction=prediction)
+    x, noise, _, _ = draws(*shape)
+    context = x > 0
+    t = torch.tensor([1e-3, 1.0])[: len(x)]
+    assert denoiser(t, x, context).shape == shape
+    losses, counted = matching_losses(denoiser, t, x, noise, context, ~context)
+    assert losses.shape == counted.shape == (len(x),)
+    losses.sum().backward()
+    gradients = [p.grad for p in denoiser.parameters() if p.grad is not None]
+    assert gradients and all(torch.isfinite(g).all() for g in gradients)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("skip", SKIPS)
-@pytest.mark.parametrize("shape", [(2, 1, 4, 16, 16), (1, 3, 5, 13, 18), (2, 2, 1, 7, 33)], ids=str)
-@pytest.mark.parametrize("periodic", [(False, False), (True, False), (True, True)], ids=str)
-def test_any_grid_is_taken_and_gradients_are_finite(network, skip, shape, periodic) -> None:
-    denoiser = denoiser_for(shape, skip, network, periodic, land=True)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    context = x > 0
-    estimate = denoiser(torch.tensor([1e-3, 0.7])[: len(x)], x, context)
-    assert estimate.shape == x.shape
-    query_loss(estimate, x, ~context).backward()
-    gradients = [p.grad for p in denoiser.parameters() if p.grad is not None]
-    assert gradients and all(torch.isfinite(g).all() for g in gradients)
+def test_untrained_denoiser_is_the_skip_with_a_constant_variance(network, skip) -> None:
+    shape = (2, 1, 4, 9, 12)
+    denoiser = denoiser_for(shape, skip, network)
+    x, mask, _, _ = draws(*shape)
+    context, t = mask > 0, torch.tensor([1e-3, 0.4])
+    alpha_t, sigma_t = (f(t).view(-1, 1, 1, 1, 1) for f in (denoiser.schedule.alpha, denoiser.schedule.sigma))
+    estimate, variance = denoiser.predict(t, x, context)
+    assert torch.equal(estimate, denoiser.skip(torch.where(context, x, 0), context, alpha_t, sigma_t))
+    assert torch.allclose(variance, torch.full(shape, FIRST_VARIANCE))
 
 
 def test_estimate_depends_on_the_context_cells_only() -> None:
@@ -99,23 +134,108 @@ def test_pull_push_of_nothing_is_zero() -> None:
     assert torch.equal(PullPush()(x, x.bool(), ONE, ZERO), x)
 
 
-def test_loss_counts_each_sample_by_its_own_query() -> None:
-    """A sample with one query cell weighs as much as one with a hundred; samples without query weigh nothing."""
-    x = torch.zeros(3, 1, 1, 10, 10)
-    estimate = torch.stack([torch.full((1, 1, 10, 10), v) for v in (1.0, 3.0, 100.0)])
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("t", [1e-3, 0.1, 0.5, 1.0])
+def test_each_prediction_means_the_same_field(prediction, t) -> None:
+    """Field → what the network should say → field; and saying just that costs nothing."""
+    x, noise, mask, _ = draws(1, 2, 3, 4, 5)
+    context, time = mask > 0, torch.tensor([t])
+    denoiser = saying(x, prediction)
+    x_t = noised(denoiser.schedule, time, x, noise)
+    target = denoiser.target(time, x, noise, context)
+    tolerance = 1e-6 / denoiser.schedule.alpha(time).item()  # noise prediction divides by alpha_t
+    assert torch.allclose(denoiser.convert(time, x_t, context, target), x, atol=max(1e-5, tolerance))
+    query = torch.ones_like(context)
+    assert matching_losses(saying(target, prediction), time, x, noise, context, query)[0].item() < 1e-10
+    assert torch.allclose(saying(target, prediction)(time, x_t, context), x, atol=max(1e-5, tolerance))
+
+
+def test_targets_are_those_of_the_definitions() -> None:
+    x, noise, mask, _ = draws(1, 1, 2, 4, 4)
+    context, t, schedule = mask > 0, torch.tensor([0.3]), VPSchedule()
+    alpha, sigma = schedule.alpha(t), schedule.sigma(t)
+    expected = {"data": x, "noise": noise, "velocity": alpha * noise - sigma * x}
+    for prediction, inside in expected.items():
+        target = saying(x, prediction).target(t, x, noise, context)
+        assert torch.allclose(target[context], inside[context])
+        assert torch.equal(target[~context], x[~context])  # no noise is seen there: the field itself
+
+
+def test_loss_is_the_error_in_the_space_of_the_prediction() -> None:
+    x, noise, mask, answer = draws(1, 1, 2, 4, 4)
+    t, context, query = torch.tensor([0.5]), torch.ones_like(mask, dtype=torch.bool), mask > 0
+    for prediction in PREDICTIONS:
+        denoiser = saying(answer, prediction)
+        expected = (answer - denoiser.target(t, x, noise, context)).square()[query].mean()
+        assert matching_losses(denoiser, t, x, noise, context, query)[0].item() == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("spread", [False, True])
+def test_loss_counts_each_sample_by_its_own_query(prediction, spread) -> None:
+    """A sample with one query cell is judged like one with a hundred; one without has loss 0 and does not count."""
+    x, t = torch.zeros(3, 1, 1, 10, 10), torch.full((3,), 0.2)
+    answer = torch.full((3, 1 + spread, 1, 10, 10), 2.0)
     query = torch.zeros_like(x, dtype=torch.bool)
     query[0] = True
     query[1, 0, 0, 4, 4] = True
-    assert query_loss(estimate, x, query).item() == pytest.approx((1 + 9) / 2)
-    assert query_loss(estimate, x, torch.zeros_like(query)).item() == 0
+    losses, counted = matching_losses(
+        saying(answer, prediction, spread), t, x, torch.zeros_like(x), torch.zeros_like(query), query
+    )
+    assert counted.tolist() == [True, True, False]
+    assert losses[0].item() == pytest.approx(losses[1].item()) and losses[2].item() == 0
+    assert spread or losses[0].item() == pytest.approx(4)
 
 
-def test_loss_sees_query_cells_only() -> None:
-    estimate = torch.zeros(1, 1, 2, 4, 4, requires_grad=True)
-    query = torch.zeros(1, 1, 2, 4, 4, dtype=torch.bool)
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("spread", [False, True])
+def test_loss_sees_query_cells_only(prediction, spread) -> None:
+    x, noise, mask, _ = draws(1, 1, 2, 4, 4)
+    query = torch.zeros_like(x, dtype=torch.bool)
     query[0, 0, 1, 2, 3] = True
-    query_loss(estimate, torch.ones_like(estimate), query).backward()
-    assert torch.equal(estimate.grad != 0, query)
+    denoiser = saying(torch.zeros(1, 1 + spread, 2, 4, 4), prediction, spread)
+    losses, _ = matching_losses(denoiser, torch.tensor([0.4]), x, noise, mask > 0, query)
+    losses.sum().backward()
+    assert torch.equal(denoiser.network.answer.grad != 0, query.expand(-1, 1 + spread, -1, -1, -1))
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_variance_does_not_pull_at_the_mean(prediction) -> None:
+    x, noise, mask, answer = draws(1, 1, 2, 4, 4)
+    raw, gradients = torch.full_like(answer, 0.7), []
+    for spread in (False, True):
+        denoiser = saying(torch.cat([answer, raw], dim=1) if spread else answer.clone(), prediction, spread)
+        query = torch.ones_like(mask, dtype=torch.bool)
+        matching_losses(denoiser, torch.tensor([0.4]), x, noise, mask > 0, query)[0].sum().backward()
+        gradients.append(denoiser.network.answer.grad[:, :1])
+    assert torch.equal(*gradients)
+
+
+def test_variance_learns_the_mean_squared_residual() -> None:
+    """The optimum of the likelihood is the error variance of the mean, here of a mean that is always 0."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.tensor([0.05, 1.5]).view(1, 2, 1, 1, 1)
+    denoiser = saying(torch.zeros(1, 4, 1, 1, 1), spread=True)
+    t, everywhere = torch.tensor([0.1]), torch.ones(1, 2, 1, 40, 40, dtype=torch.bool)
+    denoiser.network.answer.register_hook(lambda g: g * torch.tensor([0.0, 0.0, 1.0, 1.0]).view(1, 4, 1, 1, 1))
+    denoiser.static = torch.zeros(0, 40, 40)
+    optimiser = torch.optim.Adam(denoiser.parameters(), lr=0.1)
+    for _ in range(200):
+        x = scale * torch.randn(1, 2, 1, 40, 40, generator=generator)
+        loss = matching_losses(denoiser, t, x, torch.zeros_like(x), everywhere, everywhere)[0].sum()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    _, variance = denoiser.predict(t, x, everywhere)
+    assert variance.flatten().tolist() == pytest.approx(scale.square().flatten().tolist(), rel=0.1)
+
+
+def test_variance_stays_in_a_sane_range() -> None:
+    raw = torch.linspace(-1e4, 1e4, 40).view(1, 1, 1, 5, 8)
+    denoiser = saying(torch.cat([torch.zeros_like(raw), raw], dim=1), spread=True)
+    x = torch.zeros_like(raw)
+    _, variance = denoiser.predict(torch.tensor([0.1]), x, x.bool())
+    assert 0 < variance.min() < 1e-4 and 5 < variance.max() < 20
 
 
 def test_noising_mixes_signal_and_noise_by_the_schedule() -> None:

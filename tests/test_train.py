@@ -7,6 +7,7 @@ from conftest import gappy_dataset
 from fieldfill.config import Config, build_denoiser
 from fieldfill.errors import InputError
 from fieldfill.holdout import hold_out
+from fieldfill.parallel import ALONE
 from fieldfill.partition import MaskSwap, PixelPartition
 from fieldfill.record import open_record
 from fieldfill.sample import Ensemble, single_step
@@ -16,14 +17,14 @@ from fieldfill.windows import Normaliser, Windows
 SETTINGS = TrainSettings(steps=12, batch=4, validate_every=4)
 
 
-def make_training(settings=SETTINGS, seed=0, ds=None, partition=None) -> Training:
+def make_training(settings=SETTINGS, seed=0, ds=None, partition=None, team=ALONE) -> Training:
     record = open_record(gappy_dataset(frames=40) if ds is None else ds)
     windows = Windows(record, Normaliser(record.mean, record.std), 6)
     windows.held = hold_out(windows, 0.3, torch.Generator().manual_seed(seed))
     config = Config(window=6, base=8, levels=2, training=settings)
     denoiser = build_denoiser(config, torch.from_numpy(record.domain), record.periodic, seed)
     partition = partition or PixelPartition()
-    return Training(denoiser, windows, partition, settings, seed)
+    return Training(denoiser, windows, partition, settings, seed, team)
 
 
 def weights(training: Training) -> list[torch.Tensor]:
@@ -118,10 +119,9 @@ def test_the_clock_can_end_a_run_and_anneals_the_rate() -> None:
 def test_single_step_pastes_observations_back_exactly(ensemble) -> None:
     training = make_training()
     x, observed = training.windows.draw(3, torch.Generator().manual_seed(0))
-    mean, between = single_step(
-        training.denoiser, x, observed, PixelPartition(), ensemble, torch.Generator().manual_seed(0)
-    )
+    found = single_step(training.denoiser, x, observed, PixelPartition(), ensemble, torch.Generator().manual_seed(0))
+    mean, between = found.mean, found.between
     assert torch.equal(mean[observed], x[observed]) and (between[observed] == 0).all()
     assert torch.isfinite(mean).all() and (between >= 0).all()
-    again, _ = single_step(training.denoiser, x, observed, PixelPartition(), ensemble, torch.Generator().manual_seed(0))
-    assert torch.equal(mean, again)
+    again = single_step(training.denoiser, x, observed, PixelPartition(), ensemble, torch.Generator().manual_seed(0))
+    assert torch.equal(mean, again.mean)

@@ -4,18 +4,72 @@ r"""The denoiser x_theta(t, context · x_t, context): an estimate of the complet
 
 The network sees the context and never the query or the observation mask. Theorem 1 of the paper: the optimum is
 E[x_0 | context] at every cell whose query probability given the context is positive, and arbitrary elsewhere.
+
+*What the network predicts.* The field x_0 itself ("data"), the noise eps of x_t = alpha_t x_0 + sigma_t eps ("noise"),
+or v = alpha_t eps - sigma_t x_0 ("velocity"). The last two exist only where x_t is seen: outside the context eps is
+independent of all that is known, so there the network predicts x_0 whatever the choice. Each choice converts to x_0:
+
+.. math:: x_0 = (x_t - \sigma_t \epsilon) / \alpha_t = \alpha_t x_t - \sigma_t v
+
+*How sure it is.* A second set of outputs may give the log-variance of x_0 given the context; it learns from the
+Gaussian likelihood of the residual.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fieldfill.schedule import VPSchedule
 
-__all__ = ["Denoiser", "noised", "query_loss"]
+__all__ = ["PREDICTIONS", "Denoiser", "Prediction", "matching_losses", "noised"]
 
 Skip = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# Variances of unitless data: what an untrained head says, and the range it can say.
+FIRST_VARIANCE, LEAST_VARIANCE, LARGEST_VARIANCE = 0.5, 1e-5, 10.0
+
+# The likelihood shares the network's trunk with the mean. Its gradient does not shrink with the residual, that of the
+# squared error does; times the predicted deviation, the two keep their ratio however good the mean becomes, and the
+# optimum stays where it was because that deviation depends on the context alone. A small weight is enough: outputs
+# that only the likelihood reaches learn at full speed, because Adam rescales each gradient.
+SPREAD_WEIGHT = 0.25
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a network predicts at context cells, and the way back to x_0.
+
+    Attributes
+    ----------
+    target
+        (x_0, noise, alpha_t, sigma_t) → what the network should say.
+    estimate
+        (output, x_t, alpha_t, sigma_t) → x_0.
+    """
+
+    target: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    estimate: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+# No floor under alpha_t: it is 0.0066 at t = 1, so the division is exact, but there noise prediction multiplies the
+# network's error by 150. Samplers lose nothing (alpha_t multiplies it back); a fill happens at t = delta, alpha_t = 1.
+PREDICTIONS: dict[str, Prediction] = {
+    "data": Prediction(
+        target=lambda x_0, noise, alpha_t, sigma_t: x_0,
+        estimate=lambda output, x_t, alpha_t, sigma_t: output,
+    ),
+    "noise": Prediction(
+        target=lambda x_0, noise, alpha_t, sigma_t: noise,
+        estimate=lambda output, x_t, alpha_t, sigma_t: (x_t - sigma_t * output) / alpha_t,
+    ),
+    "velocity": Prediction(
+        target=lambda x_0, noise, alpha_t, sigma_t: alpha_t * noise - sigma_t * x_0,
+        estimate=lambda output, x_t, alpha_t, sigma_t: alpha_t * x_t - sigma_t * output,
+    ),
+}
 
 
 class Denoiser(nn.Module):
@@ -24,31 +78,73 @@ class Denoiser(nn.Module):
     Arguments
     ---------
     network
-        (features (B, 3C + K, T, H, W), log_snr (B,)) → (B, C, T, H, W).
+        (features (B, 3C + K, T, H, W), log_snr (B,)) → (B, C, T, H, W), or (B, 2C, T, H, W) with ``spread``.
     schedule
         gives alpha_t, sigma_t.
     skip
-        (x, context, alpha_t, sigma_t) → first estimate (B, C, T, H, W); also a feature of the network.
+        (x, context, alpha_t, sigma_t) → first estimate (B, C, T, H, W); also a feature of the network. The network
+        corrects it where it predicts x_0: everywhere with "data", outside the context otherwise.
     static
         (K, H, W) maps that do not change in time, such as the domain; features of the network.
+    prediction
+        a name in `PREDICTIONS`.
+    spread
+        whether the network has C more outputs for the log-variance.
     """
 
     static: Tensor
 
-    def __init__(self, network: nn.Module, schedule: VPSchedule, skip: Skip, static: Tensor) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        schedule: VPSchedule,
+        skip: Skip,
+        static: Tensor,
+        prediction: str = "data",
+        spread: bool = False,
+    ) -> None:
         super().__init__()
         self.network, self.schedule, self.skip = network, schedule, skip
+        self.prediction, self.spread = prediction, spread
         self.register_buffer("static", static)
 
     def forward(self, t: Tensor, x_t: Tensor, context: Tensor) -> Tensor:
         """Estimate of x_0 (B, C, T, H, W) from t (B,), x_t and context (B, C, T, H, W)."""
-        alpha_t, sigma_t = (level.view(-1, 1, 1, 1, 1) for level in (self.schedule.alpha(t), self.schedule.sigma(t)))
+        return self.predict(t, x_t, context)[0]
+
+    def predict(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Estimate of x_0 and its variance given the context, both (B, C, T, H, W); None without ``spread``."""
+        output, log_variance = self.outputs(t, x_t, context)
+        variance = None if log_variance is None else log_variance.exp()
+        return self.convert(t, x_t, context, output), variance
+
+    def outputs(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the network predicts and its log-variance of x_0, both (B, C, T, H, W)."""
+        alpha_t, sigma_t = levels(self.schedule, t)
         x = torch.where(context, x_t, 0)
         guess = self.skip(x, context, alpha_t, sigma_t)
-        b, _, frames, _, _ = x.shape
+        b, variables, frames, _, _ = x.shape
         static = self.static[None, :, None].expand(b, -1, frames, -1, -1)
         features = torch.cat([x, context.to(x.dtype), guess, static], dim=1)
-        return guess + self.network(features, self.schedule.log_snr(t))
+        answer = self.network(features, self.schedule.log_snr(t))
+        first = guess if self.prediction == "data" else torch.where(context, 0, guess)
+        output = first + answer[:, :variables]
+        return output, _log_variance(answer[:, variables:]) if self.spread else None
+
+    def convert(self, t: Tensor, x_t: Tensor, context: Tensor, output: Tensor) -> Tensor:
+        """The x_0 (B, C, T, H, W) that an output of the network means."""
+        seen = PREDICTIONS[self.prediction].estimate(output, x_t, *levels(self.schedule, t))
+        return torch.where(context, seen, output)
+
+    def target(self, t: Tensor, x: Tensor, noise: Tensor, context: Tensor) -> Tensor:
+        """The output (B, C, T, H, W) that means x; the inverse of `convert`."""
+        seen = PREDICTIONS[self.prediction].target(x, noise, *levels(self.schedule, t))
+        return torch.where(context, seen, x)
+
+
+def levels(schedule: VPSchedule, t: Tensor) -> tuple[Tensor, Tensor]:
+    """alpha_t and sigma_t, (B, 1, 1, 1, 1)."""
+    return schedule.alpha(t).view(-1, 1, 1, 1, 1), schedule.sigma(t).view(-1, 1, 1, 1, 1)
 
 
 def noised(schedule: VPSchedule, t: Tensor, x: Tensor, noise: Tensor) -> Tensor:
@@ -57,11 +153,29 @@ def noised(schedule: VPSchedule, t: Tensor, x: Tensor, noise: Tensor) -> Tensor:
     return schedule.alpha(t).view(shape) * x + schedule.sigma(t).view(shape) * noise
 
 
-def query_loss(estimate: Tensor, x: Tensor, query: Tensor) -> Tensor:
-    """Squared error on the query cells: mean over each sample's own cells, then over the samples.
+def matching_losses(
+    denoiser: Denoiser, t: Tensor, x: Tensor, noise: Tensor, context: Tensor, query: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Loss (B,) of each sample over its own query cells, and whether it has any (B,) bool.
 
-    Samples without a query cell do not count; a batch of nothing else gives 0.
+    The squared error is taken in the space of the denoiser's prediction. A sample without a query cell has loss 0.
     """
+    x_t = noised(denoiser.schedule, t, x, noise)
+    output, log_variance = denoiser.outputs(t, x_t, context)
+    error = (output - denoiser.target(t, x, noise, context)).square()
+    if log_variance is not None:
+        residual = (x - denoiser.convert(t, x_t, context, output.detach())).square()
+        # Beyond the range the head has no answer, and noise prediction can be off by a hundred near t = 1.
+        residual = residual.clamp(max=LARGEST_VARIANCE)
+        weight = SPREAD_WEIGHT * torch.exp(0.5 * log_variance.detach())
+        error = error + weight * (log_variance + residual * torch.exp(-log_variance))
     cells = query.flatten(1).sum(1)
-    error = torch.where(query, estimate - x, 0).square().flatten(1).sum(1) / cells.clamp(min=1)
-    return error.sum() / (cells > 0).sum().clamp(min=1)
+    return torch.where(query, error, 0).flatten(1).sum(1) / cells.clamp(min=1), cells > 0
+
+
+def _log_variance(raw: Tensor) -> Tensor:
+    """Squeezes raw outputs smoothly into the range of log-variances; 0 gives `FIRST_VARIANCE`, with slope near 1."""
+    low, high = math.log(LEAST_VARIANCE), math.log(LARGEST_VARIANCE)
+    share = (math.log(FIRST_VARIANCE) - low) / (high - low)
+    slope = 1 / (share * (1 - share) * (high - low))
+    return low + (high - low) * torch.sigmoid(slope * raw + math.log(share / (1 - share)))

@@ -1,28 +1,34 @@
-"""The training loop: query-masked data matching with EMA weights, validated on held-out observed cells.
+"""The training loop: query-masked matching with EMA weights, validated on held-out observed cells.
 
-One generator drives windows, times, noise and partitions, and its state is part of every checkpoint, so a killed
-run that is resumed ends with the very weights of an uninterrupted one.
+Whatever is random about window i of step n (its place, context, query, t and noise) follows from (seed, n, i) alone.
+So a killed run that is resumed ends with the very weights of an uninterrupted one, batches can be prepared ahead of
+time, and any number of processes, each with its share of the windows, makes the same run up to rounding.
 """
 
+import hashlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from fieldfill.denoise import Denoiser, noised, query_loss
+from fieldfill.denoise import Denoiser, matching_losses, noised
 from fieldfill.errors import InputError
+from fieldfill.parallel import ALONE, Team, compiled, exchanging, lower_precision
 from fieldfill.partition import Partition
 from fieldfill.schedule import PowerTime
-from fieldfill.windows import Windows
+from fieldfill.windows import Ahead, Windows
 
 __all__ = ["Progress", "TrainSettings", "Training", "validation_error"]
+
+PART_CELLS = 2**21  # cells (B, C, T, H, W) that go through the network at once, unless settings say otherwise
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,10 @@ class TrainSettings:
     steps, minutes
         the run ends with whichever comes first; the learning rate is annealed towards that end.
     batch
-        windows per step.
+        windows per step, of all processes together.
+    accumulate
+        parts into which a process splits its windows of a step, one after the other, to save memory; 0 = as few as
+        keep a part within `PART_CELLS`. It changes the result by rounding only.
     rate, warmup, clip, decay
         peak learning rate, share of the run in which it rises, gradient-norm limit, AdamW weight decay.
     ema
@@ -43,6 +52,10 @@ class TrainSettings:
         t = delta + (1 - delta) u**time_power; 1 is uniform.
     validate_every, patience
         steps between validations, and how many without improvement end the run.
+    precision
+        in which the network computes while it trains; losses, weights and validation are float32 always.
+    compile
+        whether to let torch.compile speed the network up.
     """
 
     steps: int = 500
@@ -56,6 +69,9 @@ class TrainSettings:
     time_power: float = 3.0
     validate_every: int = 50
     patience: int = 8
+    accumulate: int = 0
+    precision: Literal["float32", "bf16"] = "float32"
+    compile: bool = False
 
     def learning_rate(self, progress: float) -> float:
         """Linear warm-up, then a half cosine to zero; progress in [0, 1]."""
@@ -86,6 +102,8 @@ class Training:
         one entry a validation: step, seconds, validation error, mean loss since the last one. Step 0 is the skip.
     skipped
         windows that could not be split into context and query.
+    waited
+        seconds spent waiting for data.
     """
 
     denoiser: Denoiser
@@ -93,25 +111,37 @@ class Training:
     partition: Partition
     settings: TrainSettings
     seed: int
+    team: Team = ALONE
     history: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
     seconds: float = 0.0
+    waited: float = 0.0
     skipped: int = 0
     best: float = math.inf
     stale: int = 0
     finished: bool = False
 
     def __post_init__(self) -> None:
-        self.generator = Generator().manual_seed(self.seed)
+        if self.team.size > self.settings.batch:
+            raise InputError(
+                f"{self.team.size} processes for batches of {self.settings.batch} windows; "
+                "start fewer processes or choose a larger batch"
+            )
+        self.denoiser.to(self.team.device)
+        self.network = self.denoiser.network
+        self.shared = self.team.shared(self.denoiser)
         self.optimiser = torch.optim.AdamW(
-            self.denoiser.parameters(),
+            self.network.parameters(),
             lr=self.settings.rate,
             betas=(0.9, 0.99),
             weight_decay=self.settings.decay,
         )
-        self.average = AveragedModel(self.denoiser, avg_fn=self._ema)
-        self.best_weights = _clone(self.denoiser)
+        self.average = AveragedModel(self.network, avg_fn=self._ema)
+        self.best_weights = _clone(self.network)
         self.times = PowerTime(self.settings.time_power, self.denoiser.schedule.delta)
+        mine = len(self.team.share(self.settings.batch))
+        self.parts = min(mine, self.settings.accumulate or math.ceil(mine / _at_once(self.windows)))
+        self.batches = Ahead(self._draw)
         self._losses: list[float] = []
 
     def _ema(self, averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
@@ -128,51 +158,107 @@ class Training:
 
     def run(self, report: Callable[[Progress], None] | None = None, checkpoint: Path | None = None) -> None:
         """Trains until the budget is used or validation has stopped improving; ends with the best EMA weights."""
-        clock = time.monotonic()
-        if self.step == 0:
-            self._validate()  # the untrained network leaves the skip as it is: training must do better than that
-        while not self.finished:
-            loss = self._train_step()
-            now = time.monotonic()
-            self.seconds, clock = self.seconds + now - clock, now
-            done = self.progress >= 1
-            if done or self.step % self.settings.validate_every == 0:
-                self._validate()
-                self.finished = done or self.stale >= self.settings.patience
-                if checkpoint is not None:
-                    self.save(checkpoint)
-            if report is not None:
-                report(self._describe(loss))
-        self.denoiser.load_state_dict(self.best_weights)
+        with self.batches, self._accelerated():
+            self._run(report, checkpoint)
+        self.network.load_state_dict(self.best_weights)
+        self.denoiser.cpu()
         if self.skipped >= self.step * self.settings.batch:
             raise InputError(
                 "not one window could be split into context and query: the gaps are the same in every window; "
                 "choose another partition (see 'fieldfill check')"
             )
 
+    def _run(self, report: Callable[[Progress], None] | None, checkpoint: Path | None) -> None:
+        clock = time.monotonic()
+        if self.step == 0:
+            self._validate()  # the untrained network leaves the skip as it is: training must do better than that
+        while not self.finished:
+            loss = self._train_step()
+            now = time.monotonic()
+            self.seconds, clock = self.team.of_first(self.seconds + now - clock), now
+            done = self.progress >= 1
+            if done or self.step % self.settings.validate_every == 0:
+                self._validate()
+                self.finished = done or self.stale >= self.settings.patience
+                if checkpoint is not None:
+                    if self.team.first:
+                        self.save(checkpoint)
+                    self.team.wait()
+            if report is not None:
+                report(self._describe(loss))
+
+    @contextmanager
+    def _accelerated(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.settings.precision == "bf16":
+                stack.enter_context(lower_precision(self.network, self.team.device))
+            if self.settings.compile and not self.finished:
+                stack.enter_context(compiled(self.denoiser, self._trial))
+            yield
+
+    def _trial(self) -> Tensor:
+        t, x, _, context, _ = self._part(self.step * self.parts)
+        return self.denoiser(t, x, context)
+
+    def _part(self, n: int) -> list[Tensor]:
+        begun = time.monotonic()
+        drawn = self.batches(n)
+        self.waited += time.monotonic() - begun
+        return [tensor.to(self.team.device) for tensor in drawn]
+
+    def _draw(self, n: int) -> list[Tensor]:
+        """Part n, counted from the first step on, of this process's windows: t, x, noise, context, query."""
+        step, part = divmod(n, self.parts)
+        mine = self.team.share(self.settings.batch)
+        mine = mine[part * len(mine) // self.parts : (part + 1) * len(mine) // self.parts]
+        windows = [self._draw_window(_stream(self.seed, step, i)) for i in mine]
+        return [torch.cat(tensors) for tensors in zip(*windows)]
+
+    def _draw_window(self, generator: Generator) -> tuple[Tensor, ...]:
+        x, observed = self.windows.draw(1, generator)
+        context, query = self.partition.split(observed, generator)
+        t = self.times.sample(1, generator)
+        return t, x, torch.randn(x.shape, generator=generator), context, query
+
     def _train_step(self) -> float:
+        """One step of the optimiser; returns the mean loss over the windows of all processes."""
         self.denoiser.train()
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.learning_rate(self.progress)
-        x, observed = self.windows.draw(self.settings.batch, self.generator)
-        context, query = self.partition.split(observed, self.generator)
-        self.skipped += int((~query.flatten(1).any(1)).sum())
-        t = self.times.sample(len(x), self.generator)
-        noise = torch.randn(x.shape, generator=self.generator)
-        estimate = self.denoiser(t, noised(self.denoiser.schedule, t, x, noise), context)
-        loss = query_loss(estimate, x, query)
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.denoiser.parameters(), self.settings.clip)
+        total, counted = 0.0, 0.0
+        for part in range(self.parts):
+            batch = self._part(self.step * self.parts + part)
+            with self._using(self.shared) as denoiser, exchanging(self.shared, part == self.parts - 1):
+                losses, counts = matching_losses(denoiser, *batch)
+                losses.sum().backward()
+            total, counted = total + losses.sum().item(), counted + counts.sum().item()
+        total, counted = self.team.sum(total, counted)
+        # Gradients are now means over processes of sums over windows.
+        for weight in self.network.parameters():
+            assert weight.grad is not None
+            weight.grad.mul_(self.team.size / max(1, counted))
+        nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         self.optimiser.step()
-        self.average.update_parameters(self.denoiser)
+        self.average.update_parameters(self.network)
         self.step += 1
-        self._losses.append(loss.item())
+        self.skipped += self.settings.batch - int(counted)
+        self._losses.append(total / max(1, counted))
         return self._losses[-1]
 
+    @contextmanager
+    def _using(self, network: nn.Module) -> Iterator[Denoiser]:
+        """The denoiser with another form of its network, such as the EMA weights. The skip is large and has one."""
+        self.denoiser.network = network
+        try:
+            yield self.denoiser
+        finally:
+            self.denoiser.network = self.network
+
     def _validate(self) -> None:
-        error = validation_error(self.average.module, self.windows, self.seed)
-        entry = {"step": self.step, "seconds": self.seconds, "validation": error}
+        with self._using(self.average.module) as denoiser:
+            error = validation_error(denoiser, self.windows, self.seed, self.team)
+        entry = {"step": self.step, "seconds": self.seconds, "waited": self.waited, "validation": error}
         if self._losses:
             entry["loss"] = sum(self._losses) / len(self._losses)
             self._losses.clear()
@@ -193,7 +279,6 @@ class Training:
             "denoiser": self.denoiser.state_dict(),
             "average": self.average.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "generator": self.generator.get_state(),
             "best_weights": self.best_weights,
             **{name: getattr(self, name) for name in CHECKPOINTED},
         }
@@ -203,37 +288,48 @@ class Training:
 
     def load(self, path: Path) -> None:
         """Takes up the run of a checkpoint."""
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self.team.device)
         self.denoiser.load_state_dict(state["denoiser"])
         self.average.load_state_dict(state["average"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.generator.set_state(state["generator"])
         self.best_weights = state["best_weights"]
         for name in CHECKPOINTED:
             setattr(self, name, state[name])
 
 
-CHECKPOINTED = ("history", "step", "seconds", "skipped", "best", "stale", "finished")
+CHECKPOINTED = ("history", "step", "seconds", "waited", "skipped", "best", "stale", "finished")
 
 
 def _clone(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
+def _stream(seed: int, *position: int | str) -> Generator:
+    """A generator of its own for each position; torch's generators take 32 bits of a seed."""
+    words = " ".join(map(str, (seed, *position)))
+    return Generator().manual_seed(int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest()))
+
+
+def _at_once(windows: Windows) -> int:
+    """Windows that may go through the network together, for the sake of memory."""
+    _, variables, _, rows, columns = windows.record.shape
+    return max(1, PART_CELLS // (variables * windows.length * rows * columns))
+
+
 @torch.no_grad()
-def validation_error(denoiser: nn.Module, windows: Windows, seed: int, batch: int = 16) -> float:
+def validation_error(denoiser: Denoiser, windows: Windows, seed: int, team: Team = ALONE, batch: int = 16) -> float:
     """Mean squared error (unitless) on the held-out cells, from all other observations, at the smallest noise."""
-    assert isinstance(denoiser, Denoiser)
     denoiser.eval()
-    generator = Generator().manual_seed(seed)
     total, cells = 0.0, 0
-    places = windows.held.places
-    for first in range(0, len(places), batch):
-        chosen = places[first : first + batch]
-        x, context, held = windows.held_out(chosen)
-        t = torch.full((len(chosen),), denoiser.schedule.delta)
-        noise = torch.randn(x.shape, generator=generator)
+    mine = team.share(len(windows.held.places))
+    for first in mine[:: (step := min(batch, _at_once(windows)))]:
+        chosen = range(first, min(first + step, mine.stop))
+        x, context, held = windows.held_out([windows.held.places[i] for i in chosen])
+        noise = torch.cat([torch.randn(x[:1].shape, generator=_stream(seed, "validation", i)) for i in chosen])
+        x, context, held, noise = (tensor.to(team.device) for tensor in (x, context, held, noise))
+        t = torch.full((len(x),), denoiser.schedule.delta, device=team.device)
         estimate = denoiser(t, noised(denoiser.schedule, t, x, noise), context)
         total += torch.where(held, estimate - x, 0).square().sum().item()
         cells += int(held.sum())
-    return total / cells if cells else math.nan
+    error, count = team.sum(total, cells)
+    return error / count if count else math.nan

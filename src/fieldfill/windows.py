@@ -4,8 +4,10 @@ A window is ``length`` consecutive frames of one sample. Windows cover every fra
 edge), and overlapping windows are blended with weights that fade towards their ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +16,10 @@ from torch import Generator, Tensor
 from fieldfill.errors import InputError
 from fieldfill.record import IN_MEMORY_BYTES, Record
 
-__all__ = ["Blend", "HoldOut", "Normaliser", "Windows", "blend_weights", "cover"]
+__all__ = ["Ahead", "Blend", "HoldOut", "Normaliser", "Windows", "blend_weights", "cover"]
+
+SLAB_CELLS = 2**23  # cells read at once
+T = TypeVar("T")
 
 
 def cover(frames: int, length: int, stride: int) -> list[int]:
@@ -61,7 +66,7 @@ class Normaliser:
     Attributes
     ----------
     mean, std
-        (C,) of each variable.
+        (C,) of each variable, or maps (C, 1, 1) or (C, H, W).
     """
 
     mean: np.ndarray
@@ -69,15 +74,20 @@ class Normaliser:
 
     def to_tensor(self, values: np.ndarray) -> Tensor:
         """values (..., C, T, H, W) with NaN where missing → float32 tensor with 0 there."""
-        unitless = (values - self.mean[:, None, None, None]) / self.std[:, None, None, None]
+        unitless = (values - _over_frames(self.mean)) / _over_frames(self.std)
         return torch.from_numpy(np.nan_to_num(unitless, nan=0.0).astype(np.float32))
 
     def to_values(self, x: np.ndarray) -> np.ndarray:
         """(..., C, T, H, W) unitless → float64 in the units of the data."""
-        return x.astype(np.float64) * self.std[:, None, None, None] + self.mean[:, None, None, None]
+        return x.astype(np.float64) * _over_frames(self.std) + _over_frames(self.mean)
 
     def spread_to_values(self, spread: np.ndarray) -> np.ndarray:
-        return spread.astype(np.float64) * self.std[:, None, None, None]
+        return spread.astype(np.float64) * _over_frames(self.std)
+
+
+def _over_frames(statistic: np.ndarray) -> np.ndarray:
+    """(C,), (C, 1, 1) or (C, H, W) → broadcastable to (C, T, H, W)."""
+    return statistic.reshape(len(statistic), 1, *(statistic.shape[1:] or (1, 1)))
 
 
 @dataclass(frozen=True)
@@ -119,17 +129,32 @@ class Windows:
         samples, _, frames, _, _ = self.record.shape
         starts = cover(frames, self.length, 1)
         self.places = [(sample, start) for sample in range(samples) for start in starts]
+        self.normalise(self.normaliser)
+
+    def normalise(self, normaliser: Normaliser) -> None:
+        """Goes on with another normaliser; what is kept in memory is read again."""
+        samples, _, frames, _, _ = self.record.shape
+        self.normaliser = normaliser
         self._kept: tuple[Tensor, Tensor] | None = None
         if 5 * np.prod(self.record.shape) <= IN_MEMORY_BYTES:
-            pairs = [self._read(sample, 0, frames) for sample in range(samples)]
-            self._kept = torch.stack([x for x, _ in pairs]), torch.stack([observed for _, observed in pairs])
+            kept = torch.empty(self.record.shape), torch.empty(self.record.shape, dtype=torch.bool)
+            for sample in range(samples):
+                kept[0][sample], kept[1][sample] = self._read(sample, 0, frames)
+            self._kept = kept
 
     def __len__(self) -> int:
         return len(self.places)
 
     def _read(self, sample: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        values, observed = self.record.read(sample, start, stop)
-        return self.normaliser.to_tensor(values), torch.from_numpy(observed)
+        """x, observed (C, T, H, W), a slab of frames at a time: reading takes several times what it returns."""
+        _, variables, _, rows, columns = self.record.shape
+        shape, slab = (variables, stop - start, rows, columns), max(1, SLAB_CELLS // (variables * rows * columns))
+        x, observed = torch.empty(shape), torch.empty(shape, dtype=torch.bool)
+        for first in range(start, stop, slab):
+            values, seen = self.record.read(sample, first, min(first + slab, stop))
+            frames = slice(first - start, first - start + slab)
+            x[:, frames], observed[:, frames] = self.normaliser.to_tensor(values), torch.from_numpy(seen)
+        return x, observed
 
     def at(self, sample: int, start: int, length: int | None = None) -> tuple[Tensor, Tensor]:
         """x, observed (C, T, H, W) of one window (or of any ``length``), held-out cells included."""
@@ -171,9 +196,47 @@ class Windows:
         order = torch.randperm(samples * len(starts), generator=generator)[:count].tolist()
         return [(i // len(starts), starts[i % len(starts)]) for i in order]
 
+    def stretches(self, count: int, generator: Generator) -> list[tuple[int, int, int]]:
+        """(sample, start, stop) in random order, together about ``count`` frames, each with all lags of a window."""
+        samples, _, frames, _, _ = self.record.shape
+        step = min(frames, 8 * self.length)
+        parts = [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
+        order = torch.randperm(len(parts), generator=generator)[: max(1, count // step)].tolist()
+        return [parts[i] for i in order if parts[i][2] - parts[i][1] > 1 or frames == 1]
+
     def masks(self, count: int, generator: Generator, least: int = 1, limit_bytes: int = 2**27) -> Tensor:
         """Observation masks (N, C, T, H, W) of spread-out training windows, at most ``count`` and ``limit_bytes``."""
         _, variables, _, rows, columns = self.record.shape
         each = variables * self.length * rows * columns
         places = self.spread_out(max(2, min(count, limit_bytes // each)), generator, least)
-        return torch.stack([self.visible(*place)[1] for place in places])
+        masks = torch.empty((len(places), variables, self.length, rows, columns), dtype=torch.bool)
+        for mask, place in zip(masks, places):
+            mask.copy_(self.visible(*place)[1])
+        return masks
+
+
+class Ahead(Generic[T]):
+    """``make(n)`` for n = 0, 1, ..., each made in a thread while the one before is in use.
+
+    Entered as a context, it leaves no thread behind; it can be used again afterwards.
+    """
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self.make = make
+        self._pool: ThreadPoolExecutor | None = None
+        self._next: tuple[int, Future[T]] | None = None
+
+    def __enter__(self) -> "Ahead[T]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool, self._next = None, None
+
+    def __call__(self, n: int) -> T:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "reading-ahead")
+        ready = self._next[1] if self._next is not None and self._next[0] == n else self._pool.submit(self.make, n)
+        self._next = n + 1, self._pool.submit(self.make, n + 1)
+        return ready.result()
