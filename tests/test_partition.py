@@ -253,6 +253,17 @@ def test_balanced_contexts_leave_every_unit_out_equally_often(count: int) -> Non
             assert row[mask].max() - row[mask].min() <= 1
 
 
+@pytest.mark.parametrize("ratio", [0.7, (0.4, 0.6)])
+def test_balanced_contexts_go_round_a_whole_number_of_times(ratio) -> None:
+    observed = PixelMask(0.3).sample((6, 1, 2, 16, 16), seeded())
+    contexts = PixelPartition(ratio).contexts(observed, 5, seeded(1), design="balanced")
+    out = (observed & ~contexts).sum(0)
+    for row, mask in zip(out, observed):
+        assert row[mask].max() == row[mask].min()
+    share = contexts.flatten(2).sum(-1) / observed.flatten(1).sum(-1)
+    assert (share >= (0.69 if ratio == 0.7 else 0.39)).all() and (share < 1).all()
+
+
 def test_balanced_swaps_are_more_even_than_random_ones() -> None:
     bank = CloudMask(0.5).sample((60, 1, 2, 16, 16), seeded())
     observed = bank[:10]

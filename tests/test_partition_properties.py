@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fieldfill.config import _builders, build_partition
+from fieldfill.config import build_partition
 
-OVERLAPPING = {"all-observed", "hide-more"}  # the query holds the context there, by definition
-NAMES = [*_builders(torch.ones(2, 1, 1, 1, 1, dtype=torch.bool), (0.5, 1.0)), "block:3x3", "block:2x4"]
+OVERLAPPING = {"all-observed", "hide-more", "hide-more:block:3x3"}  # the query holds the context there, by definition
+NAMES = ["swap", "pixel", "station", "frame", "variable", "block:3x3", "block:2x4", *OVERLAPPING]
 
 
 @st.composite
@@ -54,3 +54,16 @@ def test_contexts_for_inference_stay_inside_and_keep_the_structure(observed, see
             assert (contexts == contexts[:, :, :, :1]).all(), f"{name} moves where the gaps do not"
         if name == "swap" and static.all():
             assert (contexts == contexts[:, :, :, :1]).all(), "donors are static, so must contexts be"
+
+
+def test_variables_without_changing_gaps_are_shown_and_never_asked_for() -> None:
+    observed = torch.rand(6, 3, 2, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.5
+    observed[:, 1] = True
+    for name in NAMES:
+        partition = build_partition(name, observed, (0.5, 0.95))
+        generator = torch.Generator().manual_seed(0)
+        context, query = partition.split(observed, generator)
+        assert context[:, 1].all() and not query[:, 1].any() and query[:, [0, 2]].any(), name
+        for design in ("random", "balanced", "enumerated"):
+            contexts = partition.contexts(observed, 3, generator, design=design)
+            assert contexts[:, :, 1].all() and not (contexts & ~observed).any(), (name, design)

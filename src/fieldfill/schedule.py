@@ -11,7 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-__all__ = ["PowerTime", "VPSchedule"]
+from fieldfill.errors import InputError
+
+__all__ = ["GRIDS", "PowerTime", "VPSchedule"]
+
+GRIDS = ("time", "snr")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,23 @@ class VPSchedule:
 
     def log_snr(self, t: Tensor) -> Tensor:
         return 2 * (self.log_alpha(t) - torch.log(self.sigma(t)))
+
+    def time(self, log_snr: Tensor) -> Tensor:
+        """The time t of a log signal-to-noise ratio; the inverse of `log_snr`."""
+        log_alpha = -0.5 * torch.nn.functional.softplus(-log_snr)
+        rise, half = self.beta_max - self.beta_min, 0.5 * self.beta_min
+        return (torch.sqrt(half**2 - rise * log_alpha) - half) / (0.5 * rise)
+
+    def times(self, steps: int, grid: str = "time") -> Tensor:
+        """Falling times (steps,), float64, from 1 to delta: evenly spaced in t ("time") or in the log-SNR ("snr")."""
+        if grid not in GRIDS or steps < 1:
+            raise InputError(f"{steps} steps on the grid '{grid}'; give 1 or more, on one of {', '.join(GRIDS)}")
+        ends = torch.tensor([1.0, self.delta], dtype=torch.float64)
+        share = torch.linspace(0, 1, steps, dtype=torch.float64)
+        if grid == "time":
+            return torch.lerp(ends[0], ends[1], share)
+        noisiest, cleanest = self.log_snr(ends)
+        return self.time(torch.lerp(noisiest, cleanest, share)).clamp(self.delta, 1)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fieldfill.partition.ablation import AllObserved, HideMore
 from fieldfill.partition.base import Partition
 from fieldfill.partition.blocks import BlockPartition
 from fieldfill.partition.matching import matching
+from fieldfill.partition.side import WithSideInputs, varying_variables
 from fieldfill.partition.swap import MaskSwap
 from fieldfill.partition.units import FramePartition, PixelPartition, StationPartition, VariablePartition
 
@@ -24,5 +25,7 @@ __all__ = [
     "PixelPartition",
     "StationPartition",
     "VariablePartition",
+    "WithSideInputs",
     "matching",
+    "varying_variables",
 ]

@@ -14,6 +14,8 @@ from fieldfill.errors import InputError
 __all__ = ["DESIGNS", "Partition"]
 
 DESIGNS = ("random", "balanced", "enumerated")
+POOL = 4  # random contexts drawn for each one of a balanced set, if they fit into POOL_CELLS
+POOL_CELLS = 2**25
 
 
 class Partition(abc.ABC):
@@ -67,7 +69,7 @@ class Partition(abc.ABC):
             if found is not None:
                 return found
         if design == "random":
-            return torch.stack([self.draw(observed, keep, generator) for _ in range(count)])
+            return self.draw(observed.repeat(count, 1, 1, 1, 1), keep, generator).view(count, *observed.shape)
         return self.balance(observed, count, keep, generator)
 
     def enumerate(self, observed: Tensor, count: int, keep: float | None) -> Tensor | None:
@@ -78,17 +80,34 @@ class Partition(abc.ABC):
     def balance(self, observed: Tensor, count: int, keep: float | None, generator: Generator) -> Tensor:
         """Contexts that leave every observed cell out about equally often, (K, B, C, T, H, W).
 
-        Greedy: of a few random contexts the one that hides the cells hidden least so far is taken next.
+        Of a pool of random contexts those are taken, one after another, that together leave out the cells most
+        evenly; then each is exchanged for a better one if there is one.
         """
-        hidden = torch.zeros(observed.shape)
-        chosen = []
-        for _ in range(count):
-            trials = torch.stack([self.draw(observed, keep, generator) for _ in range(4)])
-            left_out = observed & ~trials
-            # Mean number of earlier omissions of the cells that a trial leaves out.
-            size = left_out.flatten(2).sum(-1).clamp(min=1)
-            price = (left_out * hidden).flatten(2).sum(-1) / size
-            best = trials[price.argmin(0), torch.arange(len(observed))]
-            hidden += observed & ~best
-            chosen.append(best)
-        return torch.stack(chosen)
+        rows, cells = len(observed), observed[0].numel()
+        pool = max(count, min(POOL * count, POOL_CELLS // (rows * cells)))
+        trials = self.draw(observed.repeat(pool, 1, 1, 1, 1), keep, generator).view(pool, *observed.shape)
+        chosen = torch.stack(
+            [_even_choice((observed[b] & ~trials[:, b]).flatten(1), int(observed[b].sum()), count) for b in range(rows)]
+        )
+        return torch.stack([trials[chosen[:, k], torch.arange(rows)] for k in range(count)])
+
+
+def _even_choice(left_out: Tensor, cells: int, count: int) -> Tensor:
+    """Numbers (count,) of the rows of ``left_out`` (P, n) bool that together leave the cells out most evenly.
+
+    With T omissions in total and Q the sum over cells of squared omissions, their variance over the cells is
+    (Q - T²/n)/n; it is compared with that of as many random omissions, T(1 - T/(K n))/n, so that large contexts
+    are not preferred.
+    """
+    flat = left_out.float()
+    common, size = flat @ flat.T, flat.sum(1)
+    chosen: list[int] = []
+    for k in [*range(count), *range(count)]:
+        others = torch.tensor(chosen[:k] + chosen[k + 1 :], dtype=torch.long)
+        among = len(others) + 1
+        total = size[others].sum() + size
+        squares = common[others][:, others].sum() + 2 * common[others].sum(0) + size
+        random = total * (1 - total / (among * max(cells, 1)))
+        unevenness = (squares - total**2 / max(cells, 1)) / random.clamp(min=1e-6)
+        chosen[k : k + 1] = [int(unevenness.argmin())]
+    return torch.tensor(chosen)

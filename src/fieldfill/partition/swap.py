@@ -79,7 +79,7 @@ class MaskSwap(Partition):
         if self.keep is not None:
             check_share(self.keep, "keep")
         object.__setattr__(self, "_bank", _squeeze(self.bank))
-        object.__setattr__(self, "_density", max(1e-3, float(self.bank.float().mean())))
+        object.__setattr__(self, "_density", max(1e-3, int(self.bank.sum()) / self.bank.numel()))
 
     def split(self, observed: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         context = self.draw(observed, None, generator)

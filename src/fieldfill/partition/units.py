@@ -138,20 +138,31 @@ class UnitPartition(Partition):
 
     def balance(self, observed: Tensor, count: int, keep: float | None, generator: Generator) -> Tensor:
         """Exactly balanced: the units are put on a circle in random order and the contexts leave out one arc
-        after another, so that after any number of contexts the omissions of two units differ by at most
-        one."""
+        after another. The arcs are shortened a little where that makes them go round a whole number of times:
+        then every unit is left out equally often, otherwise the omissions of two units differ by one."""
         units = self.units(observed)
         flat = units.live.flatten(1)
         n = flat.sum(-1, keepdim=True)
         rank = torch.where(flat, torch.rand(flat.shape, generator=generator), 2).argsort(-1).argsort(-1)
-        start = torch.zeros_like(n)
+        ends = _whole_rounds(torch.stack([self.left_out(n, keep, generator) for _ in range(count)]), n)
         contexts = []
-        for _ in range(count):
-            arc = self.left_out(n, keep, generator)
-            out = (rank - start) % n.clamp(min=1) < arc
+        for start, end in itertools.pairwise([torch.zeros_like(n), *ends]):
+            out = (rank - start) % n.clamp(min=1) < end - start
             contexts.append(observed & units.spread((flat & ~out).view(units.live.shape)))
-            start = start + arc
         return torch.stack(contexts)
+
+
+def _whole_rounds(arcs: Tensor, n: Tensor) -> Tensor:
+    """Where each of the ``arcs`` (K, B, 1) ends if they follow one another on circles of n (B, 1) units.
+
+    From one round on, they are shortened in proportion to end where they began, unless one would vanish.
+    """
+    ends = arcs.cumsum(0)
+    total = ends[-1].clamp(min=1)
+    rounds = torch.div(total, n.clamp(min=1), rounding_mode="floor") * n
+    shorter = torch.round(ends * (rounds / total)).long()
+    vanishes = ((shorter.diff(dim=0, prepend=torch.zeros_like(shorter[:1])) == 0) & (arcs > 0)).any(0)
+    return torch.where((total > n) & ~vanishes, shorter, ends)
 
 
 @dataclass(frozen=True)
