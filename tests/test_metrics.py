@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+import scores.continuous
 import scores.probability
 import xarray as xr
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ SCORES = {
     "spread_skill",
     "n",
 }
+ENSEMBLE = {"crps_ensemble", "spread_skill_ensemble", "rank_flatness"}
 
 
 def filled_and_truth(seed: int = 0, members: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
@@ -342,3 +344,72 @@ def test_scores_follow_a_change_of_units(seed: int, offset: float, factor: float
     powers = {"mse": 2, "mse_all": 2, "rmse": 1, "mae": 1, "bias": 1, "crps": 1}
     for key in SCORES:
         assert scaled[key] == pytest.approx(plain[key] * factor ** powers.get(key, 0), rel=1e-6, abs=1e-9)
+
+
+# Members, and cross-checks with the scores package
+
+
+def test_gaussian_crps_agrees_with_the_scores_package() -> None:
+    rng = np.random.default_rng(4)
+    mean, std, truth = rng.normal(size=8), 0.3 + rng.random(8), rng.normal(size=8)
+    thresholds = np.linspace(-9, 9, 40001)  # the jump at the truth costs about half a step
+    law = xr.DataArray(norm.cdf(thresholds, mean[:, None], std[:, None]), {"x": thresholds}, ("cell", "x"))
+    observed = xr.DataArray(truth, dims="cell")
+    ways = {"threshold_dim": "x", "preserve_dims": "cell", "integration_method": "trapz"}
+    expected = scores.probability.crps_cdf(law, observed, **ways)["total"]
+    np.testing.assert_allclose(metrics.crps_gaussian(mean, std, truth), expected, rtol=5e-4)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_coverage_agrees_with_the_scores_package(level: float) -> None:
+    rng = np.random.default_rng(5)
+    mean, std, truth = rng.normal(size=200), 0.3 + rng.random(200), rng.normal(size=200)
+    score = xr.DataArray((truth - mean) / std, dims="cell")
+    expected = scores.continuous.percent_within_x(score, 0 * score, threshold=norm.ppf((1 + level) / 2))
+    assert 100 * metrics.covered_gaussian(mean, std, truth, level).mean() == pytest.approx(expected.item())
+
+
+def test_spread_skill_agrees_with_the_scores_package() -> None:
+    rng = np.random.default_rng(6)
+    members, truth = rng.normal(size=(5, 300)), 2 * rng.normal(size=300)
+    centre = xr.DataArray(members.mean(0), dims="cell")
+    skill = scores.continuous.rmse(centre, xr.DataArray(truth, dims="cell")).item()
+    got = metrics.score_arrays(members.mean(0), truth, np.ones(300, bool), members=members)
+    assert got["spread_skill_ensemble"] == pytest.approx((1.2 * members.var(0, ddof=1).mean()) ** 0.5 / skill)
+
+
+def test_members_are_judged_on_their_own_when_there_are_any() -> None:
+    filled, truth = filled_and_truth(members=6)
+    missing = np.isin(filled.sst_flag, (1, 2))
+    members, true = filled.sst_members.values[:, missing], truth.sst.values[missing]
+    other, other_truth = filled_and_truth(seed=7)
+    rename = {"sst": "sss", "sst_std": "sss_std", "sst_flag": "sss_flag"}
+    out = metrics.score(filled.merge(other.rename(rename)), truth.merge(other_truth.rename(sst="sss")))
+    assert set(out.data_vars) == SCORES | ENSEMBLE
+    mine = out.sel(variable="sst")
+    assert mine.crps_ensemble.item() == pytest.approx(metrics.crps_members(members, true).mean())
+    histogram = metrics.rank_histogram(members, true)
+    assert mine.rank_flatness.item() == pytest.approx(1 - np.abs(histogram / histogram.sum() - 1 / 7).sum() / 2)
+    assert all(out[key].sel(variable="sss").isnull() for key in ENSEMBLE)
+    bins = metrics.score_by_distance(filled, truth).sel(variable="sst")
+    assert (bins.crps_ensemble * bins.n).sum() / bins.n.sum() == pytest.approx(mine.crps_ensemble.item())
+
+
+def test_honest_members_have_a_flat_histogram_and_narrow_ones_do_not() -> None:
+    rng = np.random.default_rng(8)
+    truth, members = rng.normal(size=20_000), rng.normal(size=(9, 20_000))
+    flat = {scale: metrics.rank_flatness(metrics.rank_histogram(scale * members, truth)) for scale in (1.0, 0.5, 2.0)}
+    assert flat[1.0] > 0.98 > 0.9 > max(flat[0.5], flat[2.0])
+    assert metrics.rank_flatness(np.array([0.0, 12.0, 0.0])) == pytest.approx(1 / 3)
+    assert np.isnan(metrics.rank_flatness(np.zeros(4)))
+
+
+def test_reliability_holds_the_coverage_of_score_and_grows_with_the_level() -> None:
+    filled, truth = filled_and_truth()
+    levels = (0.1, 0.5, 0.9, 0.99)
+    out = metrics.reliability(filled, truth, levels).sel(variable="sst")
+    expected = metrics.score(filled, truth).sel(variable="sst")
+    assert out.sel(level=0.5) == pytest.approx(expected.coverage50.item())
+    assert out.sel(level=0.9) == pytest.approx(expected.coverage90.item())
+    assert (np.diff(out) >= 0).all()
+    assert metrics.reliability(filled.drop_vars("sst_std"), truth, levels).isnull().all()

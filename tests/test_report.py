@@ -23,6 +23,7 @@ import pytest
 import xarray as xr
 
 from fieldfill.errors import InputError, MissingPackage
+from fieldfill.metrics import reliability
 from fieldfill.record import FLAGS, open_record
 from fieldfill.report import Story, picture, write_report
 from fieldfill.report.headline import best_alternative
@@ -212,6 +213,17 @@ def tell(data: xr.Dataset, **more: Any) -> Story:
     return Story(filled=filled, **more)
 
 
+ACCOUNT = {
+    "levels": [0.5, 0.9, 0.99],
+    "calibrated": [0.52, 0.9, 0.97],
+    "uncalibrated": [0.3, 0.61, 0.8],
+    "cells": 1234,
+    "effective_cells": 600.4,
+    "effective_windows": 7.6,
+    "missing_beyond_reach": 0.021,
+}
+
+
 def whole(data: xr.Dataset) -> Story:
     """A story with everything in it."""
     bare = tell(data)
@@ -229,6 +241,8 @@ def whole(data: xr.Dataset) -> Story:
         words="partly: one cell cannot be learnt",
         history=[{"step": s, "seconds": 2.0 * s, "loss": 1 / s, "validation": 1 / s + 0.1} for s in (10, 20, 30)],
         scores={name: {"mse": mse, "rmse": mse**0.5} for name, mse in scores.items()},
+        reliability=ACCOUNT,
+        budget={name: {"contexts": 0.05, "information": 0.15, "rest": 0.8} for name in names},
         made={"command": "fieldfill demo <x>", "seed": "0"},
         title="A title & more",
     )
@@ -250,7 +264,7 @@ def test_every_figure_is_drawn_without_network_or_complaint(browser: Browser, tm
     tab = browser.open(write_report(whole(gappy()), tmp_path / "report.html"))
     assert tab.drawn()
     assert tab.undrawn() == []
-    assert tab.run("document.querySelectorAll('.plot').length") == 11
+    assert tab.run("document.querySelectorAll('.plot').length") == 12
     assert tab.complaints() == []
     assert tab.requests() == []
 
@@ -324,6 +338,9 @@ def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
     [
         ({}, set()),
         ({"truth": None, "scores": {}}, {"scores", "distance"}),
+        ({"truth": None, "reliability": {}}, {"distance", "reliability"}),
+        ({"reliability": {}}, set()),
+        ({"budget": {}}, {"budget"}),
         ({"scores": {}}, set()),
         ({"truth": None}, {"distance"}),
         ({"exposure": None}, {"exposure"}),
@@ -331,7 +348,7 @@ def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
     ],
 )
 def test_a_section_is_left_out_with_what_it_tells(absent: dict, lost: set[str], tmp_path: Path) -> None:
-    everything = {"observed", "maps", "scores", "distance", "exposure", "training", "made"}
+    everything = {"observed", "maps", "scores", "distance", "reliability", "budget", "exposure", "training", "made"}
     story = replace(whole(gappy()), **absent)
     assert sections(write_report(story, tmp_path / "report.html")) == everything - lost
 
@@ -351,6 +368,29 @@ def test_the_headline_says_what_the_scores_say(tmp_path: Path) -> None:
     assert percent(share) in lead and "0.50 ×" in lead and "1.25 ×" in lead and "DINEOF" in lead
     assert "0.100 m s⁻¹" in lead and "hold <b>100 %</b>" in lead
     assert best_alternative(story.scores) == "eof"
+
+
+def test_the_reliability_diagram_holds_the_calibration_and_the_truth(tmp_path: Path) -> None:
+    story = whole(gappy())
+    text = own_text(write_report(story, tmp_path / "report.html"))
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])
+    curves = {trace["name"]: trace for trace in figures["reliability-curves"]["data"]}
+    assert curves["held-out cells, calibrated"]["y"] == [52, 90, 97]
+    assert curves["held-out cells, uncalibrated"]["y"] == [30, 61, 80]
+    told = reliability(story.filled, story.truth, ACCOUNT["levels"]).values[0]
+    assert curves["truth"]["x"] == [50, 90, 99] and curves["truth"]["y"] == pytest.approx(100 * told)
+    assert "1,234 observed cells" in text and "600 cells of 8 windows" in text and "2.1 % of the missing" in text
+
+
+def test_the_budget_is_a_table_of_shares(tmp_path: Path) -> None:
+    text = own_text(write_report(whole(gappy(h="", v="")), tmp_path / "report.html"))
+    section = re.search(r'<section id="budget">(.*?)</section>', text, re.DOTALL)[1]
+    rows = re.findall(r"<tr><td>(.*?) – .*?</td><td>(.*?)</td><td>(.*?)</td>", section)
+    assert rows == [
+        ("chance of the contexts", "5.0 %", "5.0 %"),
+        ("what contexts leave out", "15 %", "15 %"),
+        ("the rest", "80 %", "80 %"),
+    ]
 
 
 def test_ours_and_the_bounds_are_marked_in_the_table(tmp_path: Path) -> None:

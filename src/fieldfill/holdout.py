@@ -1,9 +1,13 @@
 """Validation without truth: which observed cells are held out of training, and why these.
 
 Random single cells would promise an error far below that of the real gaps. So whole gaps are held out: the gaps of
-another window of the same record are laid over a validation window, and the observed cells underneath are hidden.
-Windows and donors are paired such that what remains has about the coverage of an ordinary window; otherwise the
-validation would ask a harder question than filling does.
+other windows of the same record are laid over a validation window, and the observed cells underneath are hidden.
+
+One donor hides all that it has not seen itself. Where most of a window is missing anyway, that leaves next to nothing,
+and the validation would ask a much harder question than filling does. So donors are joined, and what none of them has
+seen is hidden. Half of the windows stop at half of the ordinary coverage, whose hidden cells lie deep in gaps; the
+other half goes on to the ordinary coverage, which is that of the windows in which the missing cells lie.
+`fieldfill.reweight` weighs the cells afterwards.
 """
 
 import torch
@@ -13,13 +17,15 @@ from fieldfill.windows import HoldOut, Windows
 
 __all__ = ["hold_out"]
 
-MIN_WINDOWS, MAX_WINDOWS = 8, 48
-DONORS = 12
+MIN_WINDOWS, MAX_WINDOWS = 12, 48
+FIRST_DONORS = 12  # of which the best begins
 MASK_BYTES = 2**27
+LEAST_HELD = 0.02  # of a window's observed cells
+LEAST_LEFT = 0.5  # of the ordinary coverage
 
 
 def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
-    """Chooses about ``share`` of the windows and hides in each the gaps of another one.
+    """Chooses about ``share`` of the windows and hides in each the gaps of others.
 
     A record whose gaps are the same everywhere has no donors; then whole columns of cells (a fifth of the places,
     for all frames of the window) are hidden instead.
@@ -30,14 +36,15 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     few = min(MIN_WINDOWS, len(places) // 4)
     wanted = max(1, min(max(few, round(share * len(places))), MAX_WINDOWS, MASK_BYTES // cells))
     coverage = {place: _observed(windows, place).float().mean().item() for place in places}
-    typical = sorted(coverage.values())[len(places) // 2]
+    typical = _typical(list(coverage.values()), float(windows.record.domain.mean()))
     # The clearest windows come first: a donor's gaps over them leave an ordinary window.
     clearest = sorted(places, key=lambda place: -coverage[place])[: max(wanted, len(places) // 2)]
     order = torch.randperm(len(clearest), generator=generator).tolist()
     chosen: list[tuple[int, int]] = []
     masks: list[Tensor] = []
     for place in (clearest[i] for i in order):
-        held = _gaps_of_another(windows, place, places, typical, generator)
+        least = typical * (1.0 if len(chosen) % 2 else LEAST_LEFT)
+        held = _gaps_of_others(windows, place, places, least, typical, generator)
         if held is not None:
             chosen.append(place)
             masks.append(held)
@@ -49,29 +56,53 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     return HoldOut(tuple(chosen), tuple(masks))
 
 
+def _typical(coverage: list[float], domain: float) -> float:
+    """The coverage that half of the missing cells have less of around them; most of them lie in poor windows."""
+    below, half = 0.0, sum(domain - share for share in coverage) / 2
+    for share in sorted(coverage):
+        below += domain - share
+        if below >= half:
+            break
+    return share
+
+
 def _observed(windows: Windows, place: tuple[int, int]) -> Tensor:
     return windows.at(*place)[1]
 
 
-def _gaps_of_another(
+def _gaps_of_others(
     windows: Windows,
     place: tuple[int, int],
     places: list[tuple[int, int]],
+    least: float,
     typical: float,
     generator: Generator,
 ) -> Tensor | None:
-    """Observed cells of a window under the gaps of the donor that leaves a coverage closest to the typical one."""
+    """Observed cells of a window that none of its donors has seen.
+
+    The first donor is the one of a few that leaves a coverage closest to the ``typical`` one. Others join as long as
+    less than ``least`` is left, and only if enough stays hidden.
+    """
     observed = _observed(windows, place)
-    domain = torch.from_numpy(windows.record.domain)[:, None]
-    enough = max(1, int(0.01 * observed.sum()))
-    best, distance = None, float("inf")
-    for i in torch.randint(len(places), (DONORS,), generator=generator).tolist():
-        gaps = domain & ~_observed(windows, places[i])
-        held = observed & gaps
-        left = (observed & ~gaps).float().mean().item()
-        if places[i] != place and int(held.sum()) >= enough and left > 0 and abs(left - typical) < distance:
-            best, distance = held, abs(left - typical)
-    return best
+    enough = max(1, int(LEAST_HELD * observed.sum()))
+    others = [places[i] for i in torch.randperm(len(places), generator=generator).tolist() if places[i] != place]
+    first: Tensor | None = None
+    off = float("inf")
+    for donor in others[:FIRST_DONORS]:
+        hidden = observed & ~_observed(windows, donor)
+        left = (observed & ~hidden).float().mean().item()
+        if int(hidden.sum()) >= enough and left > 0 and abs(left - typical) < off:
+            first, off = hidden, abs(left - typical)
+    if first is None:
+        return None
+    hidden = first
+    for donor in others[FIRST_DONORS:]:
+        if (observed & ~hidden).float().mean() >= least:
+            break
+        fewer = hidden & ~_observed(windows, donor)
+        if int(fewer.sum()) >= enough:
+            hidden = fewer
+    return hidden
 
 
 def _columns(observed: Tensor, generator: Generator, share: float = 0.2) -> Tensor:

@@ -1,17 +1,67 @@
-"""A standard deviation for filled cells, measured on held-out cells rather than assumed.
+r"""A standard deviation for filled cells, calibrated on held-out cells rather than assumed.
 
-The error of a fill grows with the distance to the nearest observation. Held-out cells show by how much: their root
-mean squared error as a function of the distance, made monotone, is what a missing cell at that distance is given.
+A cell at distance d from the nearest observation has a raw standard deviation s: the learnt one, or for a model that
+learns none the root mean squared error of held-out cells at that distance. It is stated as
+
+.. math:: \mathrm{std} = f(d)\, s, \qquad f = q_{0.9}(|error| / s) / 1.645
+
+with the weighted 90 % quantile q of the held-out cells near d, each counted as often as cells like it are missing
+(`fieldfill.reweight`). So 90 % of the truth lies within 1.645 std. The quantile of few windows is noisy: factors are
+drawn towards a common one, and all of them are raised until windows that did not take part are covered as well.
+Beyond the farthest held-out cell nothing is known: there the std grows to that of the climatology.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
-__all__ = ["DistanceSpread"]
+from fieldfill.reweight import FAR, effective_count
 
-FAR = 1e3  # a cell whose whole window is unobserved is infinitely far away
+__all__ = ["LEVELS", "Calibration", "DistanceSpread", "HeldCells"]
+
 MIN_CELLS = 50  # a mean over fewer held-out cells is not trusted
+CLIMATOLOGY = 1.0  # unitless fields have variance 1
+LEAST = 1e-4  # no cell is known better than this share of the climatological std
+LEVEL, FOLDS, KNOTS = 0.9, 8, 6
+SHRINK = 10.0  # so many windows that a common factor is worth
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class HeldCells:
+    """Held-out cells as flat arrays (n,).
+
+    Attributes
+    ----------
+    error
+        estimate minus value, unitless.
+    raw
+        raw standard deviation, or None if the model learns none.
+    distance, sparsity
+        see `fieldfill.reweight`.
+    variable, window
+        numbers of the variable and of the validation window.
+    weight
+        how much the cell counts; mean 1.
+    """
+
+    error: np.ndarray
+    raw: np.ndarray | None
+    distance: np.ndarray
+    sparsity: np.ndarray
+    variable: np.ndarray
+    window: np.ndarray
+    weight: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+    def where(self, chosen: np.ndarray) -> "HeldCells":
+        parts: dict[str, Any] = {name: None if value is None else value[chosen] for name, value in vars(self).items()}
+        return HeldCells(**parts)
 
 
 @dataclass(frozen=True)
@@ -29,36 +79,188 @@ class DistanceSpread:
     distances: np.ndarray
     spreads: np.ndarray
 
-    def __call__(self, distance: np.ndarray) -> np.ndarray:
-        """Standard deviation (..., C, T, H, W) at the distances of the same shape."""
-        out = np.empty(distance.shape, dtype=np.float32)
-        for c, spread in enumerate(self.spreads):
-            out[..., c, :, :, :] = np.interp(distance[..., c, :, :, :], self.distances, spread)
+    def at(self, distance: np.ndarray, variable: int) -> np.ndarray:
+        return np.interp(distance, self.distances, self.spreads[variable])
+
+    @classmethod
+    def fit(cls, cells: HeldCells, variables: int, bins: int) -> "DistanceSpread":
+        squares, weight = cells.error**2, np.maximum(cells.weight, 1e-9)
+        place, centres = _bins(cells.distance, weight, int(np.clip(len(cells) // MIN_CELLS, 1, bins)))
+        total = [np.average(squares[place == i], weights=weight[place == i]) for i in range(len(centres))]
+        spreads = []
+        for c in range(variables):
+            means, counts = [], []
+            for i in range(len(centres)):
+                own = (place == i) & (cells.variable == c)
+                enough = own.sum() >= MIN_CELLS
+                # A bin that a variable hardly reaches borrows from all variables.
+                means.append(np.average(squares[own], weights=weight[own]) if enough else total[i])
+                counts.append(max(weight[own].sum(), 1.0))
+            spreads.append(np.sqrt(_monotone(np.array(means), np.array(counts))))
+        return cls(centres, np.maximum(np.stack(spreads), LEAST))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What turns a raw standard deviation into a stated one.
+
+    Attributes
+    ----------
+    distances, factors
+        (N,) and (C, N): f of each variable at some distances, linear between them.
+    reach
+        distance of the farthest held-out cells.
+    spread
+        the raw standard deviation of a model that learns none, else None.
+    summary
+        reliability of the held-out cells and how much evidence there was; JSON.
+    """
+
+    distances: np.ndarray
+    factors: np.ndarray
+    reach: float
+    spread: DistanceSpread | None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, raw: np.ndarray | None, distance: np.ndarray) -> np.ndarray:
+        """Standard deviation (..., C, T, H, W) from the raw one, if there is one, and the distance."""
+        distance = np.minimum(distance, FAR)
+        out = np.empty(distance.shape, np.float32)
+        for c in range(len(self.factors)):
+            here = (..., c, slice(None), slice(None), slice(None))
+            out[here] = self._stated(None if raw is None else raw[here], distance[here], c)
+        return out
+
+    def _stated(self, raw: np.ndarray | None, distance: np.ndarray, variable: int) -> np.ndarray:
+        if self.spread is not None:
+            raw = self.spread.at(distance, variable)
+        assert raw is not None, "the calibration of a learnt spread needs it"
+        std = np.maximum(raw * np.interp(distance, self.distances, self.factors[variable]), LEAST)
+        # From the reach to twice the reach the variance goes to the climatology's; it never falls.
+        unknown = np.clip(distance / max(self.reach, 1.0) - 1, 0, 1)
+        return np.maximum(std, np.sqrt((1 - unknown) * std**2 + unknown * CLIMATOLOGY**2))
+
+    @classmethod
+    def fit(cls, cells: HeldCells, variables: int, by_distance: bool = True) -> "Calibration":
+        """From held-out cells.
+
+        For the summary each window is judged by the factors of the others. All are raised by one number until 90 % are
+        covered, so that the summary tests the other levels and not this one.
+        """
+        fitted = cls._plain(cells, variables, by_distance)
+        fold = _folds(cells.window)
+        scores, raws = np.abs(cells.error) / fitted._of(cells), None
+        if fold.max() > 0:
+            for k in range(fold.max() + 1):
+                others = cls._plain(cells.where(fold != k), variables, by_distance)
+                scores[fold == k] = np.abs(cells.error[fold == k]) / others._of(cells.where(fold == k))
+            raised = max(1.0, _factor(scores, cells.weight))
+            fitted = replace(fitted, factors=fitted.factors * raised)
+            scores = scores / raised
+        raws = np.abs(cells.error) / fitted._raw(cells)
+        return replace(fitted, summary=_summary(cells, scores, raws, fitted.reach))
+
+    @classmethod
+    def _plain(cls, cells: HeldCells, variables: int, by_distance: bool) -> "Calibration":
+        """Factors without regard to the noise of few windows."""
+        spread = DistanceSpread.fit(cells, variables, 12 if by_distance else 1) if cells.raw is None else None
+        knots = KNOTS if by_distance else 1
+        reach = float(np.quantile(cells.distance, 0.995)) if by_distance else FAR
+        weight = np.maximum(cells.weight, 1e-9)
+        place, centres = _bins(cells.distance, weight, int(np.clip(len(cells) // MIN_CELLS, 1, knots)))
+        found = cls(centres, np.ones((variables, len(centres))), reach, spread)
+        ratio = np.abs(cells.error) / found._raw(cells)
+        common = _factor(ratio, cells.weight)
+        factors = np.empty((variables, len(centres)))
+        for c in range(variables):
+            own = cells.variable == c
+            middle = _drawn(ratio, cells, own, common)
+            factors[c] = [_drawn(ratio, cells, own & (place == i), middle) for i in range(len(centres))]
+        found = replace(found, factors=factors)
+        for c in range(variables):
+            own = cells.where(cells.variable == c)
+            if len(own) >= MIN_CELLS:
+                factors[c] *= _factor(np.abs(own.error) / found._of(own), own.weight)
+        return replace(found, factors=factors)
+
+    def _raw(self, cells: HeldCells) -> np.ndarray:
+        if self.spread is None:
+            assert cells.raw is not None
+            return np.maximum(cells.raw, LEAST)
+        values = [self.spread.at(cells.distance, c) for c in range(len(self.factors))]
+        return np.choose(cells.variable, values)
+
+    def _of(self, cells: HeldCells) -> np.ndarray:
+        raw = self._raw(cells)
+        values = [self._stated(raw, cells.distance, c) for c in range(len(self.factors))]
+        return np.choose(cells.variable, values)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything but the summary, to be saved."""
+        out = {"distances": self.distances, "factors": self.factors, "reach": np.array([self.reach])}
+        if self.spread is not None:
+            out |= {"spread.distances": self.spread.distances, "spread.spreads": self.spread.spreads}
         return out
 
     @classmethod
-    def fit(cls, squared_errors: list[np.ndarray], distances: list[np.ndarray], bins: int = 12) -> "DistanceSpread":
-        """From the squared errors and distances of the held-out cells, one pair of flat arrays per variable."""
-        distances = [np.minimum(distance, FAR) for distance in distances]
-        pooled = np.concatenate(distances)
-        count = int(np.clip(len(pooled) // MIN_CELLS, 1, bins))
-        edges = np.unique(np.quantile(pooled, np.linspace(0, 1, count + 1)))
-        inner = edges[1:-1]
-        places = np.digitize(pooled, inner)
-        centres = np.array([pooled[places == i].mean() for i in range(len(inner) + 1) if (places == i).any()])
-        total = np.concatenate(squared_errors)
-        spreads = []
-        for errors, distance in zip(squared_errors, distances):
-            means, weights = [], []
-            for i in range(len(inner) + 1):
-                if not (places == i).any():
-                    continue
-                own = errors[np.digitize(distance, inner) == i]
-                # A bin that a variable hardly reaches borrows from all variables.
-                means.append(own.mean() if len(own) >= MIN_CELLS else total[places == i].mean())
-                weights.append(max(len(own), MIN_CELLS))
-            spreads.append(np.sqrt(_monotone(np.array(means), np.array(weights, float))))
-        return cls(centres, np.stack(spreads))
+    def of(cls, arrays: Mapping[str, np.ndarray], summary: dict[str, Any]) -> "Calibration":
+        spread = None
+        if "spread.distances" in arrays:
+            spread = DistanceSpread(arrays["spread.distances"], arrays["spread.spreads"])
+        return cls(arrays["distances"], arrays["factors"], float(arrays["reach"][0]), spread, summary)
+
+
+def _summary(cells: HeldCells, scores: np.ndarray, raws: np.ndarray, reach: float) -> dict[str, Any]:
+    """How the held-out cells fare; ``scores`` are |error| / std, ``raws`` the same before calibration."""
+    total = cells.weight.sum()
+
+    def covered(ratio: np.ndarray) -> list[float]:
+        return [float(cells.weight[ratio <= ndtri((1 + level) / 2)].sum() / total) for level in LEVELS]
+
+    return {
+        "levels": list(LEVELS),
+        "calibrated": covered(scores),
+        "uncalibrated": covered(raws),
+        "squared_score": float((cells.weight * scores**2).sum() / total),
+        "cells": len(cells),
+        "effective_cells": effective_count(cells.weight),
+        "effective_windows": effective_count(cells.weight, cells.window),
+        "reach": reach,
+    }
+
+
+def _factor(ratio: np.ndarray, weight: np.ndarray) -> float:
+    """Weighted 90 % quantile of |error| / std over that of a normal distribution."""
+    order = np.argsort(ratio)
+    below = np.cumsum(weight[order])
+    place = min(int(np.searchsorted(below, LEVEL * below[-1])), len(order) - 1)
+    return max(float(ratio[order[place]]), 1e-3) / float(ndtri((1 + LEVEL) / 2))
+
+
+def _drawn(ratio: np.ndarray, cells: HeldCells, chosen: np.ndarray, towards: float) -> float:
+    """The factor of the chosen cells, drawn towards another the more the fewer windows they come from."""
+    if chosen.sum() < MIN_CELLS or not cells.weight[chosen].any():
+        return towards
+    windows = effective_count(cells.weight[chosen], cells.window[chosen])
+    own = _factor(ratio[chosen], cells.weight[chosen])
+    return float(np.exp((windows * np.log(own) + SHRINK * np.log(towards)) / (windows + SHRINK)))
+
+
+def _folds(window: np.ndarray) -> np.ndarray:
+    """Number (n,) of the fold of each cell; a window lies in one fold."""
+    names, number = np.unique(window, return_inverse=True)
+    return number % min(FOLDS, len(names))
+
+
+def _bins(values: np.ndarray, weights: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bin number (n,) of each value and centres (N,) of bins that hold about equal weight."""
+    found, number = np.unique(values, return_inverse=True)
+    below = np.cumsum(np.bincount(number, weights))
+    cuts = np.searchsorted(below, below[-1] * np.arange(1, count) / count)
+    cuts = np.unique(cuts[cuts < len(found) - 1])
+    place = np.digitize(values, (found[cuts] + found[cuts + 1]) / 2)
+    centres = np.array([np.average(values[place == i], weights=weights[place == i]) for i in range(len(cuts) + 1)])
+    return place, centres
 
 
 def _monotone(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

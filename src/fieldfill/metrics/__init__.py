@@ -7,10 +7,11 @@ from fieldfill.metrics.cells import (
     crps_members,
     distance_to_observation,
     energy_spectrum,
+    rank_flatness,
     rank_histogram,
     score_arrays,
 )
-from fieldfill.metrics.records import score, score_by_distance, spectrum
+from fieldfill.metrics.records import reliability, score, score_by_distance, spectrum
 
 __all__ = [
     "covered_gaussian",
@@ -19,7 +20,9 @@ __all__ = [
     "crps_members",
     "distance_to_observation",
     "energy_spectrum",
+    "rank_flatness",
     "rank_histogram",
+    "reliability",
     "score",
     "score_arrays",
     "score_by_distance",

@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri
 from fieldfill.errors import InputError
 
 __all__ = [
+    "ENSEMBLE_SCORES",
     "SCORES",
     "Array",
     "covered_gaussian",
@@ -26,6 +27,7 @@ __all__ = [
     "crps_members",
     "distance_to_observation",
     "energy_spectrum",
+    "rank_flatness",
     "rank_histogram",
     "score_arrays",
     "score_means",
@@ -35,6 +37,7 @@ __all__ = [
 Array = NDArray[Any]
 
 SCORES = ("mse", "rmse", "mae", "bias", "mse_all", "crps", "coverage50", "coverage90", "spread_skill", "n")
+ENSEMBLE_SCORES = ("crps_ensemble", "spread_skill_ensemble", "rank_flatness")
 LEVELS = {"coverage50": 0.5, "coverage90": 0.9}
 
 
@@ -86,6 +89,16 @@ def rank_histogram(members: Array, truth: Array, where: Array | None = None) -> 
     np.add.at(steps, below, 1 / (ties + 1))
     np.add.at(steps, below + ties + 1, -1 / (ties + 1))
     return np.cumsum(steps)[:-1]
+
+
+def rank_flatness(histogram: Array) -> Array:
+    """How flat rank histograms (..., M + 1) are: 1 if flat, 1 / (M + 1) if all cells share one rank.
+
+    It is the area that a histogram has in common with the flat one; NaN for one without cells.
+    """
+    total = histogram.sum(-1, keepdims=True)
+    shares = np.divide(histogram, total, out=np.full(histogram.shape, np.nan), where=total > 0)
+    return np.minimum(shares, 1 / histogram.shape[-1]).sum(-1)
 
 
 def distance_to_observation(
@@ -141,7 +154,7 @@ def score_arrays(
     std: Array | None = None,
     members: Array | None = None,
 ) -> dict[str, float]:
-    """The scores of :func:`score` for arrays of one shape and bool masks; ``members`` (M, ...).
+    """The scores of :func:`score` for arrays of one shape and bool masks; ``members`` (M, ...), two or more.
 
     Everything is scored on ``missing``, but mse_all on ``domain`` (all cells unless given).
     """
@@ -150,7 +163,7 @@ def score_arrays(
         members = None
     sums = score_sums(value, truth, missing, inside, std, members, np.zeros(np.shape(truth), int), 1)
     means = score_means(sums)
-    return {key: means[key][0].item() for key in SCORES}
+    return {key: means[key][0].item() for key in (*SCORES, *ENSEMBLE_SCORES) if key in means}
 
 
 def score_sums(
@@ -163,7 +176,10 @@ def score_sums(
     bins: Array,
     count: int,
 ) -> dict[str, Array]:
-    """Sums (count,) over the cells of each bin 0 … count - 1 of what every cell contributes."""
+    """Sums (count,) over the cells of each bin 0 … count - 1 of what every cell contributes.
+
+    With members also their rank histograms, (count, M + 1).
+    """
     scored = np.isfinite(truth) & (bins >= 0) & (bins < count)
     missing, inside = missing & scored, domain & scored
     x, y = value[missing].astype(float), truth[missing].astype(float)
@@ -173,6 +189,8 @@ def score_sums(
     members = None if members is None else members[:, missing].astype(float)
     cells = _cell_scores(x, y, std, members)
     out = {key: np.bincount(bins[missing], amount, count) for key, amount in cells.items()}
+    if members is not None:
+        out["ranks"] = np.stack([rank_histogram(members, y, bins[missing] == i) for i in range(count)])
     squares = (value[inside].astype(float) - truth[inside]) ** 2
     return out | {
         "n": np.bincount(bins[missing], minlength=count),
@@ -191,6 +209,7 @@ def _cell_scores(x: Array, y: Array, std: Array | None, members: Array | None) -
         out["spread"] = (1 + 1 / len(members)) * members.var(axis=0, ddof=1)
         out["skill"] = (members.mean(axis=0) - y) ** 2
         out["crps"] = crps_members(members, y)
+        out |= {f"{key}_ensemble": out[key] for key in ("spread", "skill", "crps")}
         out |= {key: covered_members(members, y, level) for key, level in LEVELS.items()}
     if std is not None:
         out |= {"spread": std**2, "skill": error**2}
@@ -206,6 +225,11 @@ def score_means(sums: Mapping[str, Array]) -> dict[str, Array]:
     def ratio(above: Array, below: Array) -> Array:
         return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
 
-    out = {key: ratio(total, sums["n_all" if key == "mse_all" else "n"]) for key, total in sums.items()}
-    spread_skill = np.sqrt(ratio(out["spread"], out["skill"]))
-    return out | {"rmse": np.sqrt(out["mse"]), "spread_skill": spread_skill, "n": sums["n"]}
+    plain = {key: total for key, total in sums.items() if key != "ranks"}
+    out = {key: ratio(total, sums["n_all" if key == "mse_all" else "n"]) for key, total in plain.items()}
+    for kind in ("", "_ensemble"):
+        if f"spread{kind}" in out:
+            out[f"spread_skill{kind}"] = np.sqrt(ratio(out[f"spread{kind}"], out[f"skill{kind}"]))
+    if "ranks" in sums:
+        out["rank_flatness"] = rank_flatness(sums["ranks"])
+    return out | {"rmse": np.sqrt(out["mse"]), "n": sums["n"]}

@@ -14,15 +14,17 @@ import xarray as xr
 
 from fieldfill.errors import InputError
 from fieldfill.metrics.cells import (
+    ENSEMBLE_SCORES,
     SCORES,
     Array,
+    covered_gaussian,
     distance_to_observation,
     energy_spectrum,
     score_means,
     score_sums,
 )
 
-__all__ = ["score", "score_by_distance", "spectrum"]
+__all__ = ["reliability", "score", "score_by_distance", "spectrum"]
 
 OBSERVED_FLAG, MISSING_FLAGS, OUTSIDE_FLAG = 0, (1, 2), 3
 DISTANCE_EDGES = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, np.inf)
@@ -44,12 +46,13 @@ def score(filled: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
     crps, coverage50, coverage90, spread_skill and n, the number of missing cells scored. The crps is that of
     the members if there are two or more, else of a normal distribution with ``v_std``; coverage and
     spread_skill (root mean variance over root mean squared error) judge ``v_std`` if there is one, else the
-    members. NaN where nothing can be said.
+    members. NaN where nothing can be said. If some variable has members, crps_ensemble, spread_skill_ensemble
+    (that of an honest ensemble is 1) and rank_flatness (1 for a flat rank histogram) judge them alone.
     """
     names = _variables(filled, variables)
     pairs = (_Pair.of(filled, truth, name) for name in names)
     columns = [score_means(pair.sums()) for pair in pairs]
-    out = xr.Dataset({key: ("variable", np.concatenate([c[key] for c in columns])) for key in SCORES})
+    out = xr.Dataset({key: ("variable", np.concatenate(found)) for key, found in _kept(columns, SCORES).items()})
     return out.assign_coords(variable=names).assign_attrs(title="scores on missing cells")
 
 
@@ -74,12 +77,33 @@ def score_by_distance(
         pair = _Pair.of(filled, truth, name)
         distance = distance_to_observation(pair.flag.values == OBSERVED_FLAG, frame_cells, in_frame, periodic)
         columns.append(score_means(pair.sums(np.digitize(distance, edges, right=True) - 1, len(edges) - 1)))
-    kept = [key for key in SCORES if key != "mse_all"]
-    out = xr.Dataset({key: (("variable", "distance"), np.stack([c[key] for c in columns])) for key in kept})
+    kept = _kept(columns, [key for key in SCORES if key != "mse_all"])
+    out = xr.Dataset({key: (("variable", "distance"), np.stack(found)) for key, found in kept.items()})
     out = out.assign_coords(variable=names, distance=list(edges[:-1]), distance_high=("distance", list(edges[1:])))
     out.distance.attrs = {"long_name": "more cells than this to the nearest observation", "units": "1"}
     out.distance_high.attrs = {"long_name": "at most so many cells to the nearest observation", "units": "1"}
     return out.assign_attrs(title="scores on missing cells", frame_cells=frame_cells, in_frame=int(in_frame))
+
+
+def reliability(
+    filled: xr.Dataset, truth: xr.Dataset, levels: Sequence[float], variables: Sequence[str] | None = None
+) -> xr.DataArray:
+    """Share (variable, level) of the missing cells whose truth lies in the central intervals that ``v_std`` states."""
+    names = _variables(filled, variables)
+    shares = np.full((len(names), len(levels)), np.nan)
+    for row, name in zip(shares, names):
+        pair = _Pair.of(filled, truth, name)
+        if pair.std is None:
+            continue
+        inside, count = np.zeros(len(levels)), 0
+        for block in pair.blocks():
+            true = pair.truth[block].values
+            cells = np.isin(pair.flag[block].values, MISSING_FLAGS) & np.isfinite(true)
+            value, std = pair.value[block].values[cells], pair.std[block].values[cells]
+            inside += [covered_gaussian(value, std, true[cells], level).sum() for level in levels]
+            count += int(cells.sum())
+        row[:] = inside / count if count else np.nan
+    return xr.DataArray(shares, {"variable": names, "level": list(levels)}, ("variable", "level"), name="covered")
 
 
 def spectrum(field: xr.DataArray, dims: tuple[str, str] | None = None, taper: bool = False) -> xr.DataArray:
@@ -93,6 +117,12 @@ def spectrum(field: xr.DataArray, dims: tuple[str, str] | None = None, taper: bo
     out = xr.DataArray(energy, {**kept, "wavenumber": wavenumber}, (*ordered.dims[:-2], "wavenumber"), name=field.name)
     out.wavenumber.attrs = {"long_name": f"cycles per longer side of ({rows}, {columns})", "units": "1"}
     return out.assign_attrs(long_name="mean square by wavenumber")
+
+
+def _kept(columns: Sequence[dict[str, Array]], keys: Sequence[str]) -> dict[str, list[Array]]:
+    """The wanted scores of every variable, and those of members if some variable has them; else NaN."""
+    extra = [key for key in ENSEMBLE_SCORES if any(key in column for column in columns)]
+    return {key: [c.get(key, np.full(c["n"].shape, np.nan)) for c in columns] for key in (*keys, *extra)}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Curves drawn by plotly: coverage over time, error against distance, the course of training."""
+"""Curves drawn by plotly: coverage over time, error against distance, promised and kept intervals, training."""
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from fieldfill.report.words import in_units
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["coverage_chart", "distance_chart", "honesty_chart", "training_chart"]
+__all__ = ["coverage_chart", "distance_chart", "honesty_chart", "reliability_chart", "training_chart"]
 
 POINTS = 2000  # of a curve over time
 HEIGHT = 330
@@ -102,6 +103,30 @@ def honesty_chart(binned: xr.Dataset) -> "Figure":
     style(figure, HEIGHT).update_layout(margin=MARGIN, legend=LEGEND)
     figure.update_yaxes(range=[0, 102], title="truth inside the interval (%)", **GRID)
     return figure.update_xaxes(title="distance to the nearest observation (cells)", type="category", **GRID)
+
+
+def reliability_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
+    """Share of values inside central intervals against the share that these promise.
+
+    ``curves`` holds levels and shares by name; the first names are drawn boldest. The dotted diagonal is honesty.
+    """
+    figure = graph_objects().Figure()
+    line = {"color": QUIET, "dash": "dot", "width": 1.5}
+    figure.add_scatter(x=[0, 100], y=[0, 100], mode="lines", line=line, name="as promised", hoverinfo="skip")
+    looks = [(OURS, "solid", "circle"), (SECOND, "dash", "diamond"), *[(QUIET, "solid", "square")] * len(curves)]
+    for (name, (levels, shares)), (colour, dash, symbol) in zip(curves.items(), looks):
+        figure.add_scatter(
+            x=[round(100 * level, 2) for level in levels],
+            y=[round(100 * share, 2) if np.isfinite(share) else None for share in shares],
+            name=name,
+            mode="lines+markers",
+            line={"color": colour, "width": 2.5, "dash": dash},
+            marker={"size": 7, "symbol": symbol},
+            hovertemplate="%{x:.0f} % promised, %{y:.1f} % inside<extra>" + escape(name) + "</extra>",
+        )
+    style(figure, HEIGHT + 60).update_layout(margin={**MARGIN, "t": 62}, legend=LEGEND)
+    figure.update_xaxes(range=[0, 101], title="promised (%)", **GRID)
+    return figure.update_yaxes(range=[0, 102], title="inside the interval (%)", **GRID)
 
 
 def training_chart(history: Sequence[Mapping[str, float]]) -> "Figure":

@@ -1,7 +1,7 @@
 """The HTML page: sections of text, tables and figures, with plotly.js, data, style and script inside it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,15 @@ import xarray as xr
 
 from fieldfill.errors import MissingPackage
 from fieldfill.io import check_free, replacing
-from fieldfill.metrics import score, score_by_distance
+from fieldfill.metrics import reliability, score, score_by_distance
 from fieldfill.record import Record
 from fieldfill.report import charts, maps
 from fieldfill.report.headline import Facts, headline, tiles
 from fieldfill.report.story import Field, Story, read_fields, read_record
 from fieldfill.report.style import CSS, SCRIPT
-from fieldfill.report.tables import made_table, score_table, variable_table
+from fieldfill.report.tables import budget_rows, made_table, score_table, variable_table
 from fieldfill.report.words import percent
+from fieldfill.uncertainty import LEVELS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -98,6 +99,10 @@ class _Page:
                 suffix = f": {field.label}" if several else ""
                 body = self.distance(number, field, binned.sel(variable=field.name))
                 yield self.section(f"distance{number}", f"Is the stated uncertainty honest?{suffix}", body)
+        if curves := self.reliability_curves():
+            yield self.section("reliability", "Do the intervals hold what they promise?", self.reliability(curves))
+        if self.story.budget:
+            yield self.section("budget", "Where the uncertainty comes from", self.budget())
         if any(field.exposure is not None for field in self.fields):
             yield self.section("exposure", "What the data can teach", self.exposure())
         if self.story.history:
@@ -174,6 +179,45 @@ class _Page:
             f"Distances of fewer than {FEWEST_CELLS} cells are left out.</p>"
         )
         return f'{text}<div class="row two">{error}{inside}</div>{note}'
+
+    def reliability_curves(self) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+        """Levels and shares inside: of the held-out cells if the model has told, of the truth if there is one."""
+        told, curves = self.story.reliability, {}
+        levels: Sequence[float] = told.get("levels", LEVELS)
+        if told:
+            curves["held-out cells, calibrated"] = levels, told["calibrated"]
+            curves["held-out cells, uncalibrated"] = levels, told["uncalibrated"]
+        if self.story.truth is not None and any(field.std is not None for field in self.fields):
+            found = reliability(self.filled, self.story.truth, levels, self.record.variables)
+            for field in self.fields:
+                suffix = f", {field.label}" if len(self.fields) > 1 else ""
+                curves[f"truth{suffix}"] = levels, found.sel(variable=field.name).values.tolist()
+        return curves
+
+    def reliability(self, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+        chart = self.figure("reliability-curves", charts.reliability_chart(curves))
+        told = self.story.reliability
+        text = "<p>Intervals of the stated standard deviation, and the share of values that lie inside.</p>"
+        if told:
+            text += (
+                f"<p>It was calibrated, without any truth, on {told['cells']:,} observed cells that had been hidden, "
+                "each counted as often as cells at its place in a gap are really missing. They tell as much as "
+                f"{told['effective_cells']:,.0f} cells of {told['effective_windows']:.0f} windows that count alike. "
+                "Each window is judged by factors that the others gave; at 90 % the curve is right by construction.</p>"
+            )
+        if beyond := told.get("missing_beyond_reach", 0):
+            text += (
+                f"<p>{percent(beyond)} of the missing cells lie farther from any observation than the hidden ones did; "
+                "there the standard deviation grows towards that of the climatology.</p>"
+            )
+        return f'<div class="row two">{chart}<div>{text}</div></div>'
+
+    def budget(self) -> str:
+        text = (
+            "<p>The fill is a mean over contexts, parts of the observations. Its stated variance, over all filled "
+            "cells, has three parts.</p>"
+        )
+        return text + budget_rows(self.story.budget, {field.name: field.label for field in self.fields})
 
     def exposure(self) -> str:
         assert self.story.exposure is not None

@@ -44,6 +44,11 @@ class Story:
     scores
         For each method the scores on the missing cells, such as mse and rmse; ours is called ``fieldfill``,
         the bounds ``climatology`` and ``optimum``.
+    reliability
+        The calibration's own account, as a model keeps it in ``notes["calibration"]``: levels, and the shares of
+        held-out cells inside the calibrated and the uncalibrated intervals.
+    budget
+        For each variable the shares of the stated variance: contexts, information, rest.
     made
         How it was made: command, versions, seed, wall time.
     dims
@@ -56,6 +61,8 @@ class Story:
     words: str = ""
     history: Sequence[Mapping[str, float]] = ()
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    reliability: Mapping[str, Any] = field(default_factory=dict)
+    budget: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
     title: str = "Filling the gaps"
     dims: tuple[str, str, str] | None = None

@@ -11,7 +11,7 @@ from fieldfill.report.headline import BOUNDS, OURS
 from fieldfill.report.story import Field, Story
 from fieldfill.report.words import method_name, number, percent
 
-__all__ = ["made_table", "score_table", "variable_table"]
+__all__ = ["budget_rows", "made_table", "score_table", "variable_table"]
 
 NAMES = {
     "mse": "MSE",
@@ -23,9 +23,17 @@ NAMES = {
     "coverage50": "in 50 % int.",
     "coverage90": "in 90 % int.",
     "spread_skill": "spread / skill",
+    "crps_ensemble": "CRPS, members",
+    "spread_skill_ensemble": "spread / skill, members",
+    "rank_flatness": "flatness of ranks",
     "n": "cells",
 }
-SQUARED, PLAIN = ("mse", "mse_all"), ("rmse", "mae", "bias", "crps")
+SQUARED, PLAIN = ("mse", "mse_all"), ("rmse", "mae", "bias", "crps", "crps_ensemble")
+PARTS = {
+    "contexts": ("chance of the contexts", "more contexts would lower it"),
+    "information": ("what contexts leave out", "larger contexts would lower it"),
+    "rest": ("the rest", "what the observations cannot tell, and the network's own error"),
+}
 MEANING = {"climatology": "the mean, no skill", "optimum": "the exact answer, cannot be passed"}
 
 
@@ -68,6 +76,17 @@ def variable_table(scores: xr.Dataset, fields: Sequence[Field]) -> str:
         cells += [_cell(key, float(row[key])) for key in keys]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return "<p>This fill against the truth:</p>" + _table(["variable", *(NAMES[key] for key in keys)], rows)
+
+
+def budget_rows(budget: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]) -> str:
+    """Shares of the stated variance, a part in a row and a variable in a column, with a bar for the mean."""
+    rows = []
+    for key, (name, remedy) in PARTS.items():
+        shares = [row.get(key, np.nan) for row in budget.values()]
+        width = 100 * float(np.nanmean(shares)) if np.isfinite(shares).any() else 0
+        data = "".join(f"<td>{cell}</td>" for cell in [f"{name} – {remedy}", *map(percent, shares)])
+        rows.append(f'<tr>{data}<td class="bar"><i style="width:{width:.1f}%"></i></td></tr>')
+    return _table(["part of the stated variance", *(labels.get(name, name) for name in budget), ""], rows)
 
 
 def made_table(story: Story, record: Record, fields: Sequence[Field]) -> str:
