@@ -1,0 +1,250 @@
+"""Every table and ablation of the paper, and ours, as lists of jobs. One job makes one row.
+
+Rows that differ only at inference (ensemble size, contexts, density, weighting) name the same model, which is trained
+once and kept in the cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fieldfill.bench import paper
+from fieldfill.bench.cases import CASES, Case, Scale
+from fieldfill.bench.methods import methods_of
+from fieldfill.errors import InputError
+from fieldfill.sample import Ensemble
+from fieldfill.train import TrainSettings
+
+__all__ = ["BENCHES", "SIZES", "Bench", "Job", "jobs_of", "paper_value"]
+
+KEEP = 0.7  # share of the observed cells in a context of the paper
+ENSEMBLES = (1, 2, 3, 5, 10, 20, 50)
+WEIGHTS = ("none", "linear", "quadratic")
+# context and query in per cent; a query below 100 is what the context leaves
+RATIOS: dict[str, dict[str, Any]] = {
+    "50/50": {"keep": (0.5, 0.5)},
+    "70/70": {},
+    "90/90": {"keep": (0.9, 0.9)},
+    "70/100": {"partition": "hide-more"},
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to be made.
+
+    Attributes
+    ----------
+    method
+        Name of the row.
+    trained
+        Method whose settings are used; the same as ``method`` but for ablations.
+    changes
+        Settings of `fieldfill.config.Config` that an ablation changes; they make another model.
+    test
+        Case whose test samples are filled; None is the training case.
+    ensemble
+        How the fill is made; None is the method's own.
+    omega
+        Weighting of a multi-step fill; None is a single step.
+    size
+        Frames and cells per side of a speed measurement, which needs no data.
+    """
+
+    bench: str
+    case: str
+    method: str
+    trained: str
+    changes: tuple[tuple[str, Any], ...] = ()
+    test: Case | None = None
+    ensemble: Ensemble | None = None
+    omega: str | None = None
+    size: tuple[int, int] | None = None
+
+    @property
+    def model(self) -> str:
+        """Name of the trained model in the cache."""
+        return self.method if self.changes else self.trained
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A named list of jobs, which may depend on the scale."""
+
+    name: str
+    title: str
+    jobs: Callable[[Scale], list[Job]]
+
+
+def _all_methods(bench: str, cases: tuple[str, ...]) -> Callable[[Scale], list[Job]]:
+    def jobs(scale: Scale) -> list[Job]:
+        return [Job(bench, case, name, name) for case in cases for name in methods_of(CASES[case])]
+
+    return jobs
+
+
+def _named(*parts: str) -> tuple[str, ...]:
+    return tuple(name for name in CASES if any(name.startswith(part) for part in parts))
+
+
+NS = _named("navier-stokes-pixel")
+PIXEL = _named("shallow-water-pixel", "advection-pixel")
+
+
+def _optimum(scale: Scale) -> list[Job]:
+    case = "gaussian-cloud40"
+    still = TrainSettings(steps=1, rate=0.0)  # leaves the skip as it is: the Gaussian mean on its own
+    untrained = Job("optimum", case, "gaussian_mean", "fieldfill", (("training", still), ("choose_contexts", False)))
+    return [
+        *_all_methods("optimum", (case,))(scale),
+        replace(untrained, changes=(*untrained.changes, ("contexts", 0))),
+    ]
+
+
+def _density(scale: Scale) -> list[Job]:
+    return [
+        Job(
+            "density",
+            name,
+            f"paper-on{round(100 * test.observed)}",
+            "paper",
+            test=test,
+            ensemble=_density_matched(CASES[name].observed, test.observed),
+        )
+        for name in NS
+        for test in map(CASES.__getitem__, NS)
+    ]
+
+
+def _density_matched(train: float, test: float) -> Ensemble | None:
+    """Contexts as dense as those of training; None where the test holds too few cells for that."""
+    share = train * KEEP / test
+    return Ensemble(10, keep=share, design="random") if share <= 1 else None
+
+
+def _context(scale: Scale) -> list[Job]:
+    ways = {"contexts": Ensemble(10, design="random"), "M": Ensemble(0)}
+    return [
+        Job("context", case, f"{method}-{way}", method, ensemble=ensemble)
+        for case in PIXEL
+        for method in ("paper", "fieldfill")
+        for way, ensemble in ways.items()
+    ]
+
+
+def _backbone(scale: Scale) -> list[Job]:
+    jobs = []
+    for case in PIXEL:
+        for method in ("missdiff", "paper"):
+            jobs += [
+                Job("backbone", case, method, method),
+                Job("backbone", case, f"{method}-fno", method, (("network", "fno"),)),
+            ]
+    return jobs
+
+
+def _ratios(scale: Scale) -> list[Job]:
+    named = {name: f"ratio-{name.replace('/', '-')}" for name in RATIOS}
+    jobs = [
+        Job("ratios", case, named[name], "paper", tuple(changes.items()))
+        for case in NS
+        for name, changes in RATIOS.items()
+    ]
+    return jobs + [Job("ratios", case, "ratio-100-100", "missdiff") for case in NS]
+
+
+def _omega(scale: Scale) -> list[Job]:
+    return [Job("omega", case, f"paper-{weight}", "paper", omega=weight) for case in NS for weight in WEIGHTS]
+
+
+def _ensemble(scale: Scale) -> list[Job]:
+    return [
+        Job("ensemble", case, f"paper-K{count}", "paper", ensemble=Ensemble(count, design="random"))
+        for case in NS
+        for count in ENSEMBLES
+    ]
+
+
+# frames, cells per side; the paper-shaped network only where it can be waited for
+SIZES: dict[str, list[tuple[int, int]]] = {
+    "smoke": [(2, 8), (2, 12)],
+    "cpu": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32)],
+    "paper": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32), (100, 64)],
+}
+SPEED = {"unet": "none", "unet-gaussian": "gaussian", "fno": "none", "space-time-unet": "none"}
+
+
+def _speed(scale: Scale) -> list[Job]:
+    jobs = []
+    for name, skip in SPEED.items():
+        network = name.removesuffix("-gaussian")
+        changes: tuple[tuple[str, Any], ...] = (("network", network), ("skip", skip))
+        jobs += [
+            Job("speed", f"{frames}x{size}x{size}", name, "fieldfill", changes, size=(frames, size))
+            for frames, size in SIZES[scale.name]
+        ]
+    for case in ("advection-block8of9", "gaussian-cloud40"):
+        jobs += [
+            Job("speed", case, "fieldfill", "fieldfill"),
+            Job("speed", case, "paper", "paper"),
+            Job("speed", case, "paper-space-time-unet", "paper", (("network", "space-time-unet"), ("levels", 3))),
+            Job("speed", case, "fieldfill-fno", "fieldfill", (("network", "fno"),)),
+        ]
+    return jobs
+
+
+_LIST = [
+    Bench("main", "pixel gaps: Navier–Stokes, ERA5", _all_methods("main", (*NS, *_named("era5-pixel")))),
+    Bench(
+        "block",
+        "block gaps: shallow water, advection, Navier–Stokes",
+        _all_methods(
+            "block", _named("shallow-water-block") + _named("advection-block") + _named("navier-stokes-block")
+        ),
+    ),
+    Bench("pixel", "pixel gaps: shallow water, advection", _all_methods("pixel", PIXEL)),
+    Bench("optimum", "Gaussian fields under clouds, where the least possible error is known", _optimum),
+    Bench("real", "the ERA5 month as one record, learnt from and filled", _all_methods("real", _named("era5-record"))),
+    Bench("density", "test data denser or sparser than the training data", _density),
+    Bench("context", "contexts against all observations at once", _context),
+    Bench("backbone", "U-Net against FNO", _backbone),
+    Bench("ratios", "share of the observed cells in context and query", _ratios),
+    Bench("omega", "weighting of the multi-step sampler", _omega),
+    Bench("ensemble", "number of contexts K and its cost", _ensemble),
+    Bench("speed", "samples per second of every backbone, error at equal time", _speed),
+]
+BENCHES: dict[str, Bench] = {bench.name: bench for bench in _LIST}
+
+
+def jobs_of(names: list[str], scale: Scale, case: str | None = None, method: str | None = None) -> list[Job]:
+    """The jobs of some benches, narrowed to one case or one method."""
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        raise InputError(f"unknown bench '{unknown[0]}'; choose among {', '.join(BENCHES)}")
+    jobs = [job for name in names for job in BENCHES[name].jobs(scale)]
+    chosen = [job for job in jobs if case in (None, job.case) and method in (None, job.method)]
+    if not chosen:
+        cases, methods = (sorted({getattr(job, key) for job in jobs}) for key in ("case", "method"))
+        raise InputError(
+            f"no row with case {case} and method {method}; cases: {', '.join(cases)}; methods: {', '.join(methods)}"
+        )
+    return chosen
+
+
+def paper_value(job: Job) -> float | None:
+    """What the paper prints for a row, in its own units."""
+    tables: dict[str, dict[str, dict[str, float]]] = {
+        "backbone": paper.BACKBONE,
+        "ratios": {
+            case: {f"ratio-{name.replace('/', '-')}": value for name, value in column.items()}
+            for case, column in paper.RATIOS.items()
+        },
+        "omega": {case: {f"paper-{k}": v for k, v in column.items()} for case, column in paper.OMEGA.items()},
+        "ensemble": {case: {f"paper-K{k}": v for k, v in column.items()} for case, column in paper.ENSEMBLE.items()},
+        "context": {case: dict(zip(("paper-M", "paper-contexts"), values)) for case, values in paper.CONTEXT.items()},
+        "density": {
+            case: {f"paper-on{share}": value for share, value in column.items() if value is not None}
+            for case, column in paper.DENSITY.items()
+        },
+    }
+    return tables.get(job.bench, paper.MAIN).get(job.case, {}).get(job.method)

@@ -1,0 +1,286 @@
+"""Statements of the paper, and ours, checked against the rows: holds, does not hold, or not measured.
+
+Errors are those on missing cells as a share of the variance. A statement about columns holds if it holds in all (or in
+the stated share) of the columns that were measured; the numbers are told in any case.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fieldfill.bench import paper
+from fieldfill.bench.methods import CLASSICAL, METHODS
+from fieldfill.bench.summary import COLUMNS, Summary
+from fieldfill.bench.tables import growth
+
+__all__ = ["CLAIMS", "Claim", "Finding", "check_claims", "ratio_table"]
+
+HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not measured"
+MATCHED = ("temporal", "telea", "navier_stokes", "missdiff", "ambientdiff", "paper_wrong_partition")
+NOT_BETTER = 0.95  # of climatology, that is of knowing nothing
+GRACEFUL = 2.0  # times the error of the model trained at the density of the test
+COMPARABLE = 2.0  # between two backbones
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the rows say about a statement."""
+
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, who makes it and how it is checked."""
+
+    source: str
+    statement: str
+    check: Callable[[Summary], Finding]
+
+
+Comparison = tuple[str, bool, str]  # column, whether it holds there, the numbers
+
+
+def _over(comparisons: Iterable[Comparison], share: float = 1.0) -> Finding:
+    """Whether a statement holds in at least ``share`` of the columns."""
+    found = list(comparisons)
+    if not found:
+        return Finding(UNKNOWN, "")
+    good = sum(holds for _, holds, _ in found)
+    verdict = HOLDS if good >= share * len(found) - 1e-9 else FAILS
+    told = "; ".join(f"{column}: {text}{'' if holds else ' ✗'}" for column, holds, text in found)
+    return Finding(verdict, f"{good} of {len(found)}. {told}")
+
+
+def _columns(found: Summary, benches: Iterable[str] = COLUMNS) -> list[tuple[str, str]]:
+    return [(bench, case) for bench in benches for case in found.cases(bench)]
+
+
+def _against(
+    found: Summary, columns: Iterable[tuple[str, str]], ours: str, others: Iterable[str], slack: float = 1.0
+) -> list[Comparison]:
+    """Whether ``ours`` is no worse than the best of the others (times slack) in each column."""
+    out = []
+    for bench, case in columns:
+        error = found.error(bench, case, ours)
+        rest = found.errors(bench, case, (name for name in others if name != ours))
+        if error is not None and rest:
+            best = min(rest, key=lambda name: rest[name])
+            out.append((case, error <= slack * rest[best], f"{error:.4f} against {rest[best]:.4f} ({best})"))
+    return out
+
+
+def _worse(found: Summary, columns: Iterable[tuple[str, str]], worse: str, better: str) -> list[Comparison]:
+    out = []
+    for bench, case in columns:
+        w, b = found.error(bench, case, worse), found.error(bench, case, better)
+        if w is not None and b is not None:
+            out.append((case, w > b, f"{w:.4f} against {b:.4f}"))
+    return out
+
+
+def _paper_best(found: Summary) -> Finding:
+    return _over(_against(found, _columns(found, ("main", "block", "pixel")), "paper", MATCHED))
+
+
+def _wrong_partition(found: Summary) -> Finding:
+    return _over(_worse(found, _columns(found, ("block",)), "paper_wrong_partition", "paper"))
+
+
+def _empty_blocks(found: Summary) -> Finding:
+    columns = [column for column in _columns(found, ("block",)) if column[1].startswith("navier-stokes")]
+    out = []
+    for bench, case in columns:
+        blank, mean = found.error(bench, case, "missdiff"), found.error(bench, case, "climatology")
+        if blank is not None and mean is not None:
+            out.append((case, blank >= NOT_BETTER * mean, f"{blank:.4f} against climatology {mean:.4f}"))
+    return _over(out)
+
+
+def _ratios(found: Summary) -> Finding:
+    out = []
+    for case in found.cases("ratios"):
+        inner = found.errors("ratios", case, ("ratio-50-50", "ratio-70-70", "ratio-90-90"))
+        whole = found.error("ratios", case, "ratio-100-100")
+        if inner and whole is not None:
+            text = ", ".join(f"{name.split('-')[1]} % {value:.4f}" for name, value in inner.items())
+            out.append((case, max(inner.values()) < whole, f"{text}, 100 % {whole:.4f}"))
+    return _over(out)
+
+
+def inverse_law(counts: list[int], errors: list[float]) -> tuple[float, float, float]:
+    """a, b of error = a + b / K by least squares, and the share of the variation it explains."""
+    design = np.stack([np.ones(len(counts)), 1 / np.array(counts, float)], axis=1)
+    values = np.array(errors)
+    (a, b), *_ = np.linalg.lstsq(design, values, rcond=None)
+    left = ((values - design @ (a, b)) ** 2).sum()
+    total = ((values - values.mean()) ** 2).sum()
+    return float(a), float(b), float(1 - left / total) if total > 0 else 0.0
+
+
+def _ensemble(found: Summary) -> Finding:
+    out = []
+    for case in found.cases("ensemble"):
+        errors = found.errors("ensemble", case, found.methods("ensemble"))
+        counts = sorted((int(name.removeprefix("paper-K")), value) for name, value in errors.items())
+        if len(counts) > 2:
+            a, b, explained = inverse_law([k for k, _ in counts], [value for _, value in counts])
+            text = f"{a:.4f} + {b:.4f} / K explains {explained:.1%}"
+            out.append((case, b > 0 and explained > 0.9, text))
+    return _over(out)
+
+
+def _context(method: str) -> Callable[[Summary], Finding]:
+    return lambda found: _over(
+        _worse(found, _columns(found, ("context",)), f"{method}-M", f"{method}-contexts"),
+    )
+
+
+def _density(found: Summary) -> Finding:
+    out = []
+    for case in found.cases("density"):
+        for method in found.methods("density"):
+            share = method.removeprefix("paper-on")
+            matched = found.error("density", f"{case.rstrip('0123456789')}{share}", method)
+            error = found.error("density", case, method)
+            if error is not None and matched is not None and not case.endswith(share):
+                text = f"{error:.4f}, {error / matched:.2f} × matched"
+                out.append((f"{case} on {share} %", error <= GRACEFUL * matched, text))
+    return _over(out)
+
+
+def _backbone(found: Summary) -> Finding:
+    out = []
+    for case in found.cases("backbone"):
+        unet, fno = found.error("backbone", case, "paper"), found.error("backbone", case, "paper-fno")
+        if unet is not None and fno is not None:
+            alike = max(unet, fno) <= COMPARABLE * min(unet, fno)
+            out.append((case, alike, f"U-Net {unet:.4f}, FNO {fno:.4f}"))
+    return _over(out)
+
+
+def _ours_best(benches: Iterable[str], share: float) -> Callable[[Summary], Finding]:
+    others = [name for name in METHODS if name != "optimum"]
+    return lambda found: _over(_against(found, _columns(found, benches), "fieldfill", others), share)
+
+
+def _never_behind(found: Summary) -> Finding:
+    out = []
+    for bench, case in _columns(found):
+        ours, theirs = found.mean(bench, case, "fieldfill"), found.mean(bench, case, "paper")
+        if ours is not None and theirs is not None:
+            text = f"{ours} against {theirs}"
+            out.append((case, ours.value <= theirs.value + (theirs.spread or 0.0), text))
+    return _over(out)
+
+
+def _no_larger(reference: str) -> Callable[[Summary], Finding]:
+    """fieldfill's ratio to a reference against the same ratio of the paper's own method."""
+
+    def check(found: Summary) -> Finding:
+        rows = [entry for entry in ratio_table(found) if entry[reference] is not None]
+        return _over(
+            (
+                (
+                    str(entry["case"]),
+                    entry[reference] <= entry[f"paper_{reference}"],
+                    f"{entry[reference]:.3f} against {entry[f'paper_{reference}']:.3f}",
+                )
+                for entry in rows
+            ),
+            share=0.8,
+        )
+
+    return check
+
+
+def ratio_table(found: Summary) -> list[dict]:
+    """Per column: fieldfill over the best classical row and over MissDiff, beside the paper's own two ratios.
+
+    ``classical`` takes the best of all our classical rows, ``published_classical`` the best of those the paper has.
+    """
+    out = []
+    for bench, case in _columns(found, ("main", "block", "pixel")):
+        column = paper.MAIN[case]
+        best = paper.best_classical(case)
+        assert best is not None
+        out.append(
+            {
+                "bench": bench,
+                "case": case,
+                "classical": found.ratio(bench, case, "fieldfill", CLASSICAL),
+                "published_classical": found.ratio(bench, case, "fieldfill", paper.CLASSICAL),
+                "missdiff": found.ratio(bench, case, "fieldfill", ("missdiff",)),
+                "paper_classical": column["paper"] / best,
+                "paper_published_classical": column["paper"] / best,
+                "paper_missdiff": column["paper"] / column["missdiff"],
+            }
+        )
+    return out
+
+
+def _near_optimum(method: str, factor: float) -> Callable[[Summary], Finding]:
+    return lambda found: _over(_against(found, _columns(found, ("optimum",)), method, ("optimum",), factor))
+
+
+def _cheaper(found: Summary) -> Finding:
+    out = []
+    for case, factor in (("8x32x32", 10.0), ("50x32x32", 40.0)):
+        ours, theirs = (
+            found.mean("speed", case, name, "train_seconds_per_sample") for name in ("unet", "space-time-unet")
+        )
+        if ours is not None and theirs is not None:
+            ratio = theirs.value / ours.value
+            out.append((case, ratio >= factor, f"{ratio:.1f} × cheaper, {factor:.0f} asked"))
+    return _over(out)
+
+
+def _equal_time(found: Summary) -> Finding:
+    columns = [column for column in _columns(found, ("speed",)) if not column[1][0].isdigit()]
+    return _over(_against(found, columns, "fieldfill", ("paper-space-time-unet",), 0.5))
+
+
+def _growth(found: Summary) -> Finding:
+    out = []
+    for method in found.methods("speed"):
+        if method.startswith("unet"):
+            for key, name in (("train_seconds_per_sample", "step"), ("fill_seconds_per_sample", "fill")):
+                value = growth(found, method, key)
+                if value is not None:
+                    out.append((f"{method}, {name}", value <= 1.1, f"{value:.2f}"))
+    return _over(out)
+
+
+CLAIMS = [
+    Claim("paper", "its method is the best of its table in every column", _paper_best),
+    Claim("paper", "the wrong partition is worse than the right one in every block column", _wrong_partition),
+    Claim("paper", "MissDiff leaves the missing blocks of Navier–Stokes no better than climatology", _empty_blocks),
+    Claim("paper", "contexts of 50 to 90 % are better than all observed cells as context and query", _ratios),
+    Claim("paper", "the error falls with the number of contexts as a + b / K", _ensemble),
+    Claim("paper", "all observations as the context are worse than the mean over contexts", _context("paper")),
+    Claim("ours", "the same with contexts of mixed sizes in training", _context("fieldfill")),
+    Claim("paper", "a model used at another density errs at most twice as much as the matched one", _density),
+    Claim("paper", "U-Net and FNO are comparable (within a factor of 2) on shallow water and advection", _backbone),
+    Claim("ours", "fieldfill is best in every block column", _ours_best(("block",), 1.0)),
+    Claim("ours", "fieldfill is best in at least 80 % of all columns", _ours_best(COLUMNS, 0.8)),
+    Claim("ours", "fieldfill is never behind the paper's method by more than the seed spread", _never_behind),
+    Claim("ours", "fieldfill / best classical is no larger than the paper's ratio in 80 %", _no_larger("classical")),
+    Claim(
+        "ours",
+        "fieldfill / best of the paper's classical methods is no larger than its ratio in 80 %",
+        _no_larger("published_classical"),
+    ),
+    Claim("ours", "fieldfill / MissDiff is no larger than the paper's ratio in 80 %", _no_larger("missdiff")),
+    Claim("ours", "fieldfill is within 1.5 × the optimum on Gaussian clouds", _near_optimum("fieldfill", 1.5)),
+    Claim("ours", "the Gaussian mean alone is within 1.35 × the optimum", _near_optimum("gaussian_mean", 1.35)),
+    Claim("ours", "a training step is 10 × (8 frames) and 40 × (50) cheaper than the paper-shaped network's", _cheaper),
+    Claim("ours", "at equal time at most half the error of the paper-shaped network", _equal_time),
+    Claim("ours", "time per step and per fill grows with cells by a slope of at most 1.1", _growth),
+]
+
+
+def check_claims(found: Summary) -> list[tuple[Claim, Finding]]:
+    """Every statement and what the rows say."""
+    return [(claim, claim.check(found)) for claim in CLAIMS]

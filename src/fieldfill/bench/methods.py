@@ -1,0 +1,154 @@
+"""The methods of the benchmark by name: classical ones from `fieldfill.baselines`, learnt ones as configurations.
+
+All learnt methods share one backbone of one size and one budget (see `fieldfill.bench.cases.Scale`); they differ in the
+partition, the objective and what is done at inference, as the methods they stand for do:
+
+* ``missdiff``: context = query = everything observed; ``missdiff_noise`` predicts the noise, as first published;
+* ``ambientdiff``: the context is a random subset, the query all observed cells, one context at inference;
+* ``paper``: contexts with the structure of the gaps, 70 % of the cells, uniform t, no skip, the mean over ten;
+* ``paper_wrong_partition``: the same with single-pixel contexts on block gaps;
+* ``fieldfill``: our defaults.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from fieldfill import baselines
+from fieldfill.baselines import Baseline
+from fieldfill.bench.cases import Case, Scale, Unavailable
+from fieldfill.config import NETWORKS, PRESETS, Config, build_partition
+from fieldfill.errors import InputError, MissingPackage
+from fieldfill.pde.gaussian import GaussianField
+from fieldfill.sample import Ensemble
+
+__all__ = ["CLASSICAL", "LEARNT", "METHODS", "Classical", "classical", "ensemble_of", "learnt", "methods_of"]
+
+CLASSICAL = ("climatology", "linear_time", "nearest", "temporal", "telea", "navier_stokes", "biharmonic", "eof", "oi")
+LEARNT = ("missdiff", "missdiff_noise", "ambientdiff", "paper", "paper_wrong_partition", "fieldfill")
+METHODS = (*CLASSICAL, *LEARNT, "optimum")
+
+
+def methods_of(case: Case) -> tuple[str, ...]:
+    """The methods that a case is filled by."""
+    if case.record:
+        return (*CLASSICAL, "fieldfill")
+    left_out = set() if case.pattern == "block" else {"paper_wrong_partition"}
+    if case.data != "gaussian":
+        left_out.add("optimum")
+    return tuple(name for name in METHODS if name not in left_out)
+
+
+@dataclass(frozen=True)
+class Classical:
+    """A classical method and how much it is given, so that a row takes less than a minute.
+
+    Attributes
+    ----------
+    fit_samples
+        Training samples it learns from; None takes all.
+    fill_cells
+        Missing cells it fills at most: the first test samples that hold so many are filled and scored.
+    """
+
+    method: Baseline
+    fit_samples: int | None = None
+    fill_cells: int | None = None
+
+
+def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classical:
+    """A classical method for a case."""
+    # Simulated fields have the same mean everywhere, which a few samples of a cell would know less well.
+    own_mean = case.data == "era5"
+    builders: dict[str, Callable[[], Classical]] = {
+        "climatology": lambda: Classical(baselines.Climatology(domain=domain, per_cell=own_mean)),
+        "linear_time": lambda: Classical(baselines.LinearTime(domain=domain)),
+        "nearest": lambda: Classical(baselines.Nearest(domain=domain)),
+        "temporal": lambda: Classical(baselines.TemporalConsistency(domain=domain)),
+        "telea": lambda: Classical(baselines.Telea(domain=domain)),
+        "navier_stokes": lambda: Classical(baselines.NavierStokes(domain=domain)),
+        "biharmonic": lambda: Classical(baselines.Biharmonic(domain=domain), fill_cells=1_000_000),
+        "eof": lambda: Classical(baselines.EOF(domain=domain, max_rank=20, iterations=60), _eof_samples(case, scale)),
+        "oi": lambda: Classical(baselines.OptimalInterpolation(domain=domain), 32, fill_cells=1_000_000),
+        "optimum": lambda: Classical(
+            baselines.GaussianOptimum(field=_law(scale), domain=domain, uncertainty=False), fit_samples=1
+        ),
+    }
+    try:
+        return builders[name]()
+    except MissingPackage as error:
+        raise Unavailable(str(error)) from error
+
+
+def _eof_samples(case: Case, scale: Scale) -> int | None:
+    """As many samples as hold about 800 frames: the refill costs frames times cells times iterations."""
+    if case.data == "era5":
+        return None
+    frames = len(scale.simulators[case.data].coordinates()["time"][0])
+    return max(4, 800 // frames)
+
+
+def _law(scale: Scale) -> GaussianField:
+    law = scale.simulators["gaussian"]
+    assert isinstance(law, GaussianField)
+    return law
+
+
+def learnt(
+    name: str, case: Case, scale: Scale, frames: int, minutes: float | None, changes: Mapping[str, Any]
+) -> Config:
+    """The configuration of a learnt method for samples of ``frames`` frames; ``changes`` are those of an ablation."""
+    preset = PRESETS["fast"] if name == "fieldfill" else PRESETS["paper"]
+    training = replace(
+        preset.training,
+        steps=scale.steps,
+        minutes=scale.minutes if minutes is None else minutes,
+        batch=scale.batch[case.data],
+        validate_every=scale.validate_every,
+        patience=10**6,  # the budget alone ends a training, so that it is the same for all
+    )
+    settings = (
+        preset.model_dump() | {"window": 8 if case.record else frames, "training": training} | dict(scale.network)
+    )
+    if name != "fieldfill":
+        settings |= {"spread": False, "climatology": False}
+    settings |= _differences(name, case) | dict(changes)
+    try:
+        config = Config.model_validate(settings)
+        _check_names(config)
+    except (ValidationError, InputError) as error:
+        raise Unavailable(str(error).splitlines()[0]) from error
+    return config
+
+
+def _differences(name: str, case: Case) -> dict[str, Any]:
+    hide_more = "hide-more:block:3x3" if case.pattern == "block" else "hide-more"
+    differences: dict[str, dict[str, Any]] = {
+        "missdiff": {"partition": "all-observed", "contexts": 0},
+        "missdiff_noise": {"partition": "all-observed", "contexts": 0, "prediction": "noise"},
+        "ambientdiff": {"partition": hide_more, "contexts": 1},
+        "paper": {"partition": case.unit},
+        "paper_wrong_partition": {"partition": "pixel"},
+        "fieldfill": {},
+    }
+    return differences[name]
+
+
+def _check_names(config: Config) -> None:
+    """Raises if a name of the configuration is not known, before any data are made."""
+    if config.network not in NETWORKS:
+        raise InputError(f"there is no network '{config.network}'")
+    if config.partition != "auto":
+        build_partition(config.partition, torch.ones(2, 1, 1, 3, 3, dtype=torch.bool), config.keep)
+
+
+def ensemble_of(name: str, config: Config) -> Ensemble | None:
+    """How the method fills; None leaves it to the model, which has chosen on its held-out cells.
+
+    The earlier methods draw contexts at random, as they were published.
+    """
+    return None if name == "fieldfill" else Ensemble(config.contexts, design="random")

@@ -1,0 +1,67 @@
+"""Cost of the backbones: seconds of a training step and of a fill, on made-up numbers of any size."""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Generator
+
+from fieldfill.bench.cases import Unavailable
+from fieldfill.config import Config, build_denoiser
+from fieldfill.denoise import matching_losses
+from fieldfill.errors import InputError
+
+__all__ = ["measure", "slope"]
+
+LONG = 20.0  # seconds after which no further repetition is made
+
+
+def measure(config: Config, cells: int, batch: int, repeats: int = 3) -> dict[str, Any]:
+    """Samples per second of training and of filling, the median over repetitions after one to warm up."""
+    generator = Generator().manual_seed(0)
+    try:
+        denoiser = build_denoiser(config, torch.ones(1, cells, cells, dtype=torch.bool), (True, True), seed=0)
+    except InputError as error:
+        raise Unavailable(str(error)) from error
+    x = torch.randn(batch, 1, config.window, cells, cells, generator=generator)
+    observed = torch.rand(x.shape, generator=generator) < 0.6
+    context = observed & (torch.rand(x.shape, generator=generator) < 0.7)
+    t = torch.rand(batch, generator=generator)
+    optimiser = torch.optim.AdamW(denoiser.parameters())
+
+    def train() -> None:
+        losses, counted = matching_losses(denoiser, t, x, torch.randn(x.shape, generator=generator), context, observed)
+        optimiser.zero_grad()
+        losses[counted].mean().backward()
+        optimiser.step()
+
+    @torch.no_grad()
+    def fill() -> None:
+        denoiser(t, x, context)
+
+    step, forward = _seconds(train, repeats), _seconds(fill, repeats)
+    return {
+        "train_seconds_per_sample": step / batch,
+        "fill_seconds_per_sample": forward / batch,
+        "samples_per_second": batch / step,
+        "parameters": sum(p.numel() for p in denoiser.parameters()),
+    }
+
+
+def _seconds(work: Any, repeats: int) -> float:
+    times: list[float] = []
+    for _ in range(repeats + 1):
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+        if sum(times) > LONG:
+            break
+    return statistics.median(times[1:] or times)
+
+
+def slope(cells: list[int], seconds: list[float]) -> float:
+    """Exponent p of seconds ∝ cells^p, by least squares in logarithms."""
+    x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (cells, seconds))
+    x = x - x.mean()
+    return float((x * (y - y.mean())).sum() / (x * x).sum())

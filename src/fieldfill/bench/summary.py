@@ -1,0 +1,92 @@
+"""Rows put together: the mean over seeds of each case and method, and what is said about it."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fieldfill.bench import paper
+from fieldfill.bench.benches import BENCHES
+from fieldfill.bench.cases import SCALES
+from fieldfill.bench.methods import CLASSICAL
+from fieldfill.bench.rows import MEASURED, Row
+
+__all__ = ["COLUMNS", "Mean", "Summary"]
+
+COLUMNS = ("main", "block", "pixel", "optimum")  # benches in which every method fills every case
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean and standard deviation over seeds; None with one seed."""
+
+    value: float
+    spread: float | None
+    seeds: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Mean":
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), spread, len(values))
+
+    def __str__(self) -> str:
+        digits = 4 if abs(self.value) < 10 else 2
+        spread = "" if self.spread is None else f" ± {self.spread:.{digits}f}"
+        return f"{self.value:.{digits}f}{spread}"
+
+
+class Summary:
+    """All measured rows, looked up by bench, case and method. The error is the share of the variance."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = [row for row in rows if row["status"] == MEASURED]
+        self._found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+        for row in self.rows:
+            self._found[row["bench"], row["case"], row["method"]].append(row)
+
+    def cases(self, *benches: str) -> list[str]:
+        """The measured cases of some benches, in the order of their jobs."""
+        return [case for bench in benches for case in self._in_order(bench, "case")]
+
+    def methods(self, bench: str) -> list[str]:
+        """The measured methods of a bench, in the order of its jobs."""
+        return self._in_order(bench, "method")
+
+    def _in_order(self, bench: str, key: str) -> list[str]:
+        own = [row for row in self.rows if row["bench"] == bench]
+        if not own or bench not in BENCHES:
+            return []
+        jobs = BENCHES[bench].jobs(SCALES[own[0]["scale"]])
+        there = {row[key] for row in own}
+        return [name for name in dict.fromkeys(getattr(job, key) for job in jobs) if name in there]
+
+    def mean(self, bench: str, case: str, method: str, key: str = "share_of_variance") -> Mean | None:
+        """Mean over seeds of a metric, or of a number of the row itself such as ``fill_seconds``."""
+        found = self._found.get((bench, case, method), [])
+        values = [row["metrics"].get(key, row.get(key)) for row in found]
+        values = [value for value in values if value is not None]
+        return Mean.of(values) if values else None
+
+    def error(self, bench: str, case: str, method: str) -> float | None:
+        found = self.mean(bench, case, method)
+        return None if found is None else found.value
+
+    def errors(self, bench: str, case: str, methods: Iterable[str]) -> dict[str, float]:
+        """Errors of those methods that were measured."""
+        found = {method: self.error(bench, case, method) for method in methods}
+        return {method: value for method, value in found.items() if value is not None}
+
+    def best(self, bench: str, case: str, methods: Iterable[str] = CLASSICAL) -> float | None:
+        """The least error among some methods, by default the classical ones."""
+        return min(self.errors(bench, case, methods).values(), default=None)
+
+    def ratio(self, bench: str, case: str, method: str, among: Iterable[str] = CLASSICAL) -> float | None:
+        """Error over the least error among some methods."""
+        error, best = self.error(bench, case, method), self.best(bench, case, among)
+        return None if error is None or not best else error / best
+
+    def paper_ratio(self, bench: str, case: str, method: str) -> float | None:
+        """What the paper prints for a row over its best classical row."""
+        values = [row["paper"]["value"] for row in self._found.get((bench, case, method), [])]
+        best = paper.best_classical(case)
+        return None if best is None or not values or values[0] is None else values[0] / best
