@@ -1,6 +1,8 @@
 """The facade: fit, fill, save, load – and what must be true of every filled data set."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +12,16 @@ import xarray as xr
 import fieldfill as ff
 from conftest import gappy_dataset
 from fieldfill.config import PRESETS, Config
+from fieldfill.covariance import factorise
 from fieldfill.errors import InputError
+from fieldfill.members import _Walk, place_generator
+from fieldfill.multistep import Solver
+from fieldfill.nn import GaussianSkip
+from fieldfill.pde.gaussian import GaussianField
+from fieldfill.record import open_record
+from fieldfill.sample import Ensemble
 from fieldfill.train import TrainSettings
+from fieldfill.windows import Normaliser, Windows
 
 TINY = Config(window=4, base=8, levels=2, contexts=2, training=TrainSettings(steps=6, batch=4, validate_every=3))
 
@@ -104,12 +114,109 @@ def test_masks_may_differ_between_variables() -> None:
     assert np.isfinite(filled.b.values[:, :, 1:]).all()
 
 
-def test_stated_uncertainty_is_that_of_the_held_out_cells(filler) -> None:
-    """The spread on held-out cells averages to their error: it is measured, not assumed."""
-    spread = filler.model_.spread
-    assert (np.diff(spread.spreads, axis=1) >= 0).all()
-    best = min(filler.model_.notes["validation"].values())
-    assert 0.3 * best < (spread.spreads**2).mean() < 3 * best
+def test_members_agree_with_the_observations_and_follow_the_seed(filler) -> None:
+    ds = gappy_dataset(names="a,b")
+    first, second = (filler.fill(ds, members=3, seed=4) for _ in range(2))
+    other = filler.fill(ds, members=3, seed=5)
+    plain = filler.fill(ds, seed=4)
+    for name in ("a", "b"):
+        members = first[f"{name}_members"]
+        assert members.dims[0] == "member" and members.sizes["member"] == 3 and members.dtype == ds[name].dtype
+        assert first.member.attrs["standard_name"] == "realization"
+        seen, gaps = np.isfinite(ds[name].values), first[f"{name}_flag"].values == 1
+        assert (members.values[:, seen] == ds[name].values[seen]).all()
+        assert np.isfinite(members.values[:, gaps]).all() and np.isnan(members.values[:, :, :, 0]).all()
+        assert members.identical(second[f"{name}_members"])
+        assert (members.values[:, gaps] != other[f"{name}_members"].values[:, gaps]).mean() > 0.9
+        assert (members.values[0, gaps] != members.values[1, gaps]).mean() > 0.9
+        assert first[name].identical(plain[name]) and first[f"{name}_std"].identical(plain[f"{name}_std"])
+
+
+def test_a_sample_does_not_depend_on_what_else_is_filled(filler) -> None:
+    """Windows of many samples share a batch, yet a fill of the first sample alone is the same."""
+    parts = [gappy_dataset(names="a,b", seed=seed, frames=10) for seed in (1, 2, 3)]
+    together = filler.fill(xr.concat(parts, dim="sample"), members=2).isel(sample=0, drop=True)
+    alone = filler.fill(parts[0], members=2)
+    for name in ("a", "a_std", "b_members"):
+        np.testing.assert_allclose(together[name].values, alone[name].values, atol=2e-4)
+
+
+def test_members_have_the_mean_and_the_spread_that_are_stated(filler) -> None:
+    ds = gappy_dataset(names="a,b", frames=16)
+    filled = filler.fill(ds, members=60)
+    gaps = filled.a_flag.values == 1
+    left = (filled.a_members - filled.a).values[:, gaps]
+    std = filled.a_std.values[gaps]
+    assert (left.mean(0) ** 2).mean() < 0.05 * (std**2).mean()  # 1/60 is Monte-Carlo error
+    assert (left**2).mean() == pytest.approx((std**2).mean(), rel=0.25)
+
+
+def test_members_are_continuous_across_windows() -> None:
+    """From frame to frame realisations change by as much where a window takes over as elsewhere."""
+    field = GaussianField(size=8, frames=40, memory=0.95, velocity=(0.2, 0.3))
+    table = torch.stack([field.covariance(lag) for lag in range(8)]).float()
+    skip = GaussianSkip(1, 8, (8, 8), (True, True), reach=99).eval()
+    skip.set_covariance(factorise(table[None, None], skip))
+    generator = torch.Generator().manual_seed(0)
+    values = field.simulate(1, generator)[0][0, 0]
+    values[torch.rand(values.shape, generator=generator) < 0.9] = torch.nan
+    coordinates = {name: (name, *value) for name, value in field.coordinates().items()}
+    record = open_record(xr.Dataset({"z": (("time", "y", "x"), values.numpy())}, coordinates))
+    windows = Windows(record, Normaliser(record.mean, record.std), 8)
+    model = SimpleNamespace(denoiser=SimpleNamespace(skip=skip), domain=torch.ones(1, 8, 8, dtype=torch.bool))
+    drawn, square = _Walk(model, windows, 0, seed=0).residuals(skip, 100, 100)
+    change = drawn.diff(dim=2).square().mean((0, 1, 3, 4))
+    taken_over = torch.tensor([(frame + 1) % 4 == 2 and frame > 4 for frame in range(39)])
+    assert change[taken_over].mean().item() == pytest.approx(change[~taken_over].mean().item(), rel=0.1)
+    assert square.mean((0, 2, 3))[10:30].std() < 0.15 * square.mean()
+    assert not torch.allclose(drawn[:, :, 8:16], drawn[:, :, 16:24], atol=0.1)
+
+
+def test_every_place_has_a_stream_of_its_own() -> None:
+    first = torch.rand(4, generator=place_generator(0, 1, 2))
+    assert torch.equal(first, torch.rand(4, generator=place_generator(0, 1, 2)))
+    for other in ((0, 2, 1), (1, 1, 2), (-1, 1, 2), (0, 1, 2, 0)):
+        assert not torch.equal(first, torch.rand(4, generator=place_generator(*other)))
+
+
+@pytest.mark.parametrize("sampler", ["conditional", "exact", "weighted"])
+def test_every_sampler_makes_members(filler, sampler) -> None:
+    ds = gappy_dataset(names="a,b", frames=6)
+    filled = filler.fill(ds, members=2, sampler=sampler, solver=Solver(4))
+    seen, gaps = np.isfinite(ds.a.values), filled.a_flag.values == 1
+    assert (filled.a_members.values[:, seen] == ds.a.values[seen]).all()
+    assert np.isfinite(filled.a_members.values[:, gaps]).all()
+    assert np.abs(filled.a_members.values[0, gaps] - filled.a_members.values[1, gaps]).mean() > 1e-3
+
+
+def test_a_model_without_the_gaussian_skip_makes_weighted_members() -> None:
+    ds = gappy_dataset(frames=8)
+    config = TINY.model_copy(update={"partition": "swap", "skip": "pull-push"})
+    filler = ff.Filler(config=config).fit(ds)
+    members = filler.fill(ds, members=2, solver=Solver(3)).sst_members.values
+    assert np.isfinite(members[:, :, :, 1:]).all()
+    with pytest.raises(InputError, match="weighted"):
+        filler.fill(ds, members=2, sampler="exact")
+
+
+def test_windows_too_sparse_for_the_density_of_training_are_reported(filler) -> None:
+    ds = gappy_dataset(names="a,b", frames=8)
+    ds["a"], ds["b"] = (ds[name].where((ds.time.dt.day > 4) | (ds.lat > 48)) for name in ("a", "b"))
+    other = ff.Filler(config=filler.config)
+    other.model_ = replace(filler.model_, ensemble=Ensemble(2, density=0.4))
+    assert "; 1 of 2 windows have fewer observations" in other.fill(ds).attrs["history"]
+
+
+def test_impossible_members_and_guidance_are_refused(filler) -> None:
+    ds = gappy_dataset(names="a,b")
+    for arguments, words in [
+        ({"members": -1}, "members=-1"),
+        ({"members": 1, "sampler": "magic"}, "unknown sampler"),
+        ({"guidance": "strong"}, "guidance='strong'"),
+        ({"guidance": 1.0}, "no simulator"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            filler.fill(ds, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,18 @@ Exit codes: 0 = done, 1 = `check` found cells that cannot be learnt, 2 = the inp
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
+from fieldfill.bench.commands import app as bench
 from fieldfill.errors import InputError
+from fieldfill.terminal import counting_bar, note, training_bar
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from fieldfill.train import Progress as TrainProgress
 
 __all__ = ["main"]
 
@@ -32,9 +29,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench, name="bench")
 # The parser's own errors; newer versions of typer carry their own copy of click, so the class is found by inheritance.
 ParserError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-stderr = Console(stderr=True, highlight=False)
 
 Data = Annotated[Path, typer.Argument(help="NetCDF, Zarr or GRIB file; NaN (or the fill value) means missing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -62,6 +59,13 @@ def _dims(text: str | None) -> tuple[str, str, str] | None:
     return names[0], names[1], names[2]
 
 
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{option} {text!r} must be a number or 'auto'") from None
+
+
 def _say(result: dict[str, Any], text: str, as_json: bool) -> None:
     print(json.dumps(result, default=float) if as_json else text)
 
@@ -80,8 +84,8 @@ def demo(
     """Make gappy data, check, fit, fill and score it, and write a report."""
     from fieldfill import demo as demonstration
 
-    with _training_bar() as report:
-        result = demonstration.run(output, steps, frames, seed, overwrite, report=report, say=_note)
+    with training_bar() as report:
+        result = demonstration.run(output, steps, frames, seed, overwrite, report=report, say=note)
     _say(result, demonstration.table(result), as_json)
 
 
@@ -121,6 +125,12 @@ def fit(
     partition: PartitionName = "auto",
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps; default: the preset's.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Stop training after this time.")] = None,
+    inputs: Annotated[
+        str | None, typer.Option("--inputs", help="What else to know: coordinates, day-of-year, names of maps.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, such as network=fno or training.precision=bf16.")
+    ] = None,
     dims: DimNames = None,
     domain: Domain = None,
     seed: Seed = 0,
@@ -130,24 +140,38 @@ def fit(
 ) -> None:
     """Learn a model from gappy data. Progress is kept beside OUTPUT; --resume takes it up after a crash."""
     from fieldfill import fill as ff
+    from fieldfill.config import adjusted
+    from fieldfill.config import preset as preset_of
     from fieldfill.io import check_free, discard, open_dataset
+    from fieldfill.parallel import LostProcess, join, losing_nobody
 
-    check_free(output, overwrite)
-    checkpoint = output.with_name(output.name + ".part")
-    if checkpoint.exists() and not (resume or overwrite):
+    team, checkpoint = join(), output.with_name(output.name + ".part")
+    if team.first:
+        check_free(output, overwrite)
+    if team.first and checkpoint.exists() and not (resume or overwrite):
         raise InputError(f"{checkpoint} holds an interrupted run; --resume continues it, --overwrite starts anew")
-    filler = ff.Filler(window, seed, _names(variables), _dims(dims), domain, preset, partition, steps, minutes)
-    with _training_bar() as report:
-        filler.fit(open_dataset(data), checkpoint, resume, report)
+    config = adjusted(preset_of(preset, window, partition, steps, minutes), changes or ())
+    filler = ff.Filler(
+        seed=seed,
+        variables=_names(variables),
+        dims=_dims(dims),
+        domain=domain,
+        config=config,
+        inputs=_names(inputs) or (),
+    )
+    try:
+        with losing_nobody(checkpoint / ff.CHECKPOINT), training_bar() if team.first else nullcontext() as report:
+            filler.fit(open_dataset(data), checkpoint, resume, report)
+    except LostProcess as error:
+        if team.rank < 2:  # one of the two is alive
+            note(f"fieldfill: {error}")
+        raise typer.Exit(1) from None
+    if not team.first:
+        return
     filler.save(output, overwrite)
     discard(checkpoint)
     model = filler.model_
-    result = {
-        "model": str(output),
-        "partition": model.partition_name,
-        "fill": str(model.ensemble),
-        **model.notes,
-    }
+    result = {"model": str(output), "partition": model.partition_name, "fill": str(model.ensemble), **model.notes}
     last = model.notes["history"][-1]
     text = (
         f"{output}: {last['step']:.0f} steps in {last['seconds']:.0f} s, partition {model.partition_name}, "
@@ -163,6 +187,17 @@ def fill(
     data: Data,
     output: Annotated[Path, typer.Option("-o", "--output", help="OUT.nc or OUT.zarr.")],
     members: Annotated[int, typer.Option("--members", help="Number of realisations to add.")] = 0,
+    sampler: Annotated[
+        str | None, typer.Option("--sampler", help="Of the members: conditional, exact or weighted.")
+    ] = None,
+    solver_steps: Annotated[
+        int | None, typer.Option("--solver-steps", help="Steps of the exact and the weighted sampler.")
+    ] = None,
+    order: Annotated[int, typer.Option("--order", help="Order of their solver: 1 (DDIM) or 2.")] = 2,
+    guidance: Annotated[
+        str, typer.Option("--guidance", help="Weight of the equation of simulated data, or auto.")
+    ] = "0",
+    budget: Annotated[bool, typer.Option("--budget", help="Add where the error of each cell comes from.")] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="Default: the model's.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -170,19 +205,29 @@ def fill(
     """Fill the gaps of a file: the same file with the holes filled, v_std and v_flag beside each variable."""
     from fieldfill import fill as ff
     from fieldfill.io import check_output, open_dataset, save_dataset
+    from fieldfill.multistep import Solver
     from fieldfill.record import FLAGS
 
     check_output(output, overwrite)
     filler = ff.load(model)
-    with _counting_bar("filling") as report:
-        filled = filler.fill(open_dataset(data), members, seed, report)
+    solver = Solver(order=order) if solver_steps is None else Solver(steps=solver_steps, order=order)
+    weight = guidance if guidance == "auto" else _number(guidance, "--guidance")
+    with counting_bar("filling") as report:
+        filled = filler.fill(open_dataset(data), members, seed, report, sampler, solver, weight, budget)
     save_dataset(filled, output, overwrite)
     counts = {
         name: {kind: int((filled[f"{name}_flag"].values == flag).sum()) for kind, flag in FLAGS.items()}
         for name in filler.model_.variables
     }
     lines = [f"{name}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) for name, kinds in counts.items()]
-    _say({"output": str(output), "cells": counts}, "\n".join([*lines, f"written to {output}"]), as_json)
+    result: dict[str, Any] = {"output": str(output), "cells": counts}
+    if budget:
+        result["budget"] = ff.budget_of(filled)
+        lines += [
+            f"{name}: variance from " + ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
+            for name, parts in result["budget"].items()
+        ]
+    _say(result, "\n".join([*lines, f"written to {output}"]), as_json)
 
 
 @app.command(epilog="Example: fieldfill score sst_filled.nc --truth truth.nc")
@@ -223,7 +268,7 @@ def _physics(filled: "xr.Dataset", true: "xr.Dataset") -> dict[str, tuple[Any, s
     try:
         scores = physical_scores(filled, true)
     except InputError as error:
-        _note(f"no physical scores: {error}")
+        note(f"no physical scores: {error}")
         return {}
     assert scores is not None
     found = {}
@@ -251,7 +296,7 @@ def simulate(
     from fieldfill.pde.store import write
 
     simulator = build_simulator(equation, size, frames)
-    with _counting_bar("simulating") as report:
+    with counting_bar("simulating") as report:
         path = write(simulator, output, samples, seed, overwrite=overwrite, progress=report)
     _say(
         {"output": str(path), "equation": equation, "samples": samples, "seed": seed},
@@ -322,48 +367,6 @@ def versions(as_json: Json = False) -> None:
 
     table = found()
     _say(table, "\n".join(f"{name:<22} {value}" for name, value in table.items()), as_json)
-
-
-def _note(text: str) -> None:
-    stderr.print(text, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _training_bar() -> "Iterator[Callable[[TrainProgress], None]]":
-    """A bar on a terminal, a plain line now and then elsewhere."""
-    if not stderr.is_terminal:
-        yield _plain_training_lines
-        return
-    columns = [TextColumn("fit"), BarColumn(), TextColumn("{task.description}")]
-    with Progress(*columns, console=stderr) as bar:
-        task = bar.add_task("preparing", total=None)
-
-        def report(p: "TrainProgress") -> None:
-            bar.update(task, total=p.steps, completed=p.step, description=_training_line(p))
-
-        yield report
-
-
-def _plain_training_lines(p: "TrainProgress") -> None:
-    if p.step == 1 or p.step % max(1, p.steps // 10) == 0:
-        _note(_training_line(p))
-
-
-def _training_line(p: "TrainProgress") -> str:
-    return (
-        f"step {p.step}/{p.steps}  loss {p.loss:.4f}  validation {p.validation:.4f}  "
-        f"{p.windows_per_second:.0f} windows/s  {p.seconds_left / 60:.1f} min left"
-    )
-
-
-@contextmanager
-def _counting_bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    if not stderr.is_terminal:
-        yield lambda done, total: _note(f"{text}: {done} of {total}") if done == total else None
-        return
-    with Progress(console=stderr) as bar:
-        task = bar.add_task(text, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def main() -> None:

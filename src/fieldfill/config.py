@@ -4,14 +4,15 @@ A `Config` is a frozen, serialisable description of a model; the builders below 
 all lower layers work with. Presets are configurations with a purpose.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from fieldfill.denoise import Denoiser, Skip
+from fieldfill.denoise import PREDICTIONS, Denoiser, Skip
 from fieldfill.errors import InputError
 from fieldfill.masks import (
     BlockMask,
@@ -24,7 +25,7 @@ from fieldfill.masks import (
     TrackMask,
     VariableDropout,
 )
-from fieldfill.nn import FoldedUNet, GaussianSkip, PullPush, zero_skip
+from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, PullPush, SpaceTimeUNet, zero_skip
 from fieldfill.partition import (
     AllObserved,
     BlockPartition,
@@ -35,6 +36,8 @@ from fieldfill.partition import (
     PixelPartition,
     StationPartition,
     VariablePartition,
+    WithSideInputs,
+    varying_variables,
 )
 from fieldfill.pde import Advection, NavierStokes, ShallowWater
 from fieldfill.pde.gaussian import GaussianField
@@ -45,12 +48,14 @@ from fieldfill.train import TrainSettings
 __all__ = [
     "PRESETS",
     "Config",
+    "adjusted",
     "build_denoiser",
     "build_mask",
     "build_partition",
     "build_simulator",
     "candidate_partitions",
     "preset",
+    "static_features",
 ]
 
 
@@ -62,11 +67,16 @@ class Config(BaseModel):
     window: int = Field(8, ge=1, description="frames seen together")
     partition: str = Field("auto", description="how contexts are drawn; auto asks the exposure audit")
     keep: tuple[float, float] = Field((0.5, 1.0), description="share of the observed cells in a training context")
+    inputs: tuple[str, ...] = Field((), description="coordinates, day-of-year, or names of maps that the network knows")
+    climatology: bool = Field(True, description="give cells a mean and spread of their own where that pays")
     network: str = Field("unet", description="name of the network")
     base: int = Field(32, ge=8, description="channels of the finest level")
     levels: int = Field(4, ge=1, description="resolutions of the network")
+    prediction: str = Field("data", description="what the network predicts: the field, the noise or their velocity")
+    spread: bool = Field(True, description="let the network say how sure it is")
+    patch: int = Field(1, ge=1, description="cells per side that the stem of the 'unet' folds into channels")
     skip: str = Field("gaussian", description="linear estimate that the network corrects")
-    skip_steps: int = Field(60, ge=2, description="conjugate-gradient steps of the Gaussian skip")
+    skip_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian skip")
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
     hold_out: float = Field(0.1, gt=0, lt=1, description="share of the windows with held-out cells")
@@ -78,6 +88,10 @@ PRESETS: dict[str, Config] = {
     "standard": Config(base=64, training=TrainSettings(steps=6000, ema=0.999, validate_every=250)),
     "paper": Config(
         keep=(0.7, 0.7),
+        climatology=False,
+        network="space-time-unet",
+        levels=3,
+        spread=False,
         skip="none",
         choose_contexts=False,
         training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0),
@@ -100,28 +114,68 @@ def preset(name: str, window: int, partition: str, steps: int | None, minutes: f
     return base.model_copy(update={"window": window, "partition": partition, "training": training})
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"unet": FoldedUNet}
+def adjusted(config: Config, changes: Sequence[str]) -> Config:
+    """``config`` with settings changed by ``name=value``, such as ``network=fno`` or ``training.batch=64``."""
+    values = config.model_dump()
+    for change in changes:
+        name, equals, text = change.partition("=")
+        place = values["training"] if name.startswith("training.") else values
+        key = name.removeprefix("training.")
+        if not equals or key not in place or key == "training":
+            names = [*(n for n in values if n != "training"), *(f"training.{n}" for n in values["training"])]
+            raise InputError(f"cannot set '{change}'; write name=value with a name out of {', '.join(names)}")
+        place[key] = tuple(text.split(",")) if isinstance(place[key], tuple) else text
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"cannot set {name} to '{first['input']}': {first['msg']}") from None
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "unet": FoldedUNet,
+    "space-time-unet": SpaceTimeUNet,
+    "karras-unet": partial(SpaceTimeUNet, magnitude_preserving=True),
+    "fno": FNO,
+}
 SKIPS = ("gaussian", "pull-push", "none")
 
 
-def build_denoiser(config: Config, domain: Tensor, periodic: tuple[bool, bool], seed: int) -> Denoiser:
-    """An untrained denoiser for fields on ``domain`` (C, H, W) bool; leaves the global random state as it was."""
+def static_features(domain: Tensor) -> Tensor:
+    """The domain (C, H, W) as a feature of the network, or none where the field exists everywhere."""
+    return domain.float() if not domain.all() else torch.zeros((0, *domain.shape[1:]))
+
+
+def build_denoiser(
+    config: Config, domain: Tensor, periodic: tuple[bool, bool], seed: int, static: Tensor | None = None
+) -> Denoiser:
+    """An untrained denoiser for fields on ``domain`` (C, H, W) bool; leaves the global random state as it was.
+
+    ``static`` (K, H, W) are maps that the network knows; by default the domain.
+    """
     if config.network not in NETWORKS:
         raise InputError(f"unknown network '{config.network}'; choose one of {', '.join(NETWORKS)}")
-    static = domain.float() if not domain.all() else domain.new_zeros((0, *domain.shape[1:]), dtype=torch.float32)
+    if config.prediction not in PREDICTIONS:
+        raise InputError(f"unknown prediction '{config.prediction}'; choose one of {', '.join(PREDICTIONS)}")
+    if config.patch > 1 and config.network != "unet":
+        raise InputError(f"patch={config.patch} is for the network 'unet'; set patch=1 for '{config.network}'")
+    patch = {"patch": config.patch} if config.patch > 1 else {}
+    static = static_features(domain) if static is None else static
     variables = domain.shape[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = NETWORKS[config.network](
             features=3 * variables + len(static),
-            variables=variables,
+            variables=2 * variables if config.spread else variables,
             frames=config.window,
             base=config.base,
             levels=config.levels,
             periodic=periodic,
+            **patch,
         )
     skip = _build_skip(config, domain, periodic)
-    return Denoiser(network, VPSchedule(), skip, static)
+    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread)
 
 
 def _build_skip(config: Config, domain: Tensor, periodic: tuple[bool, bool]) -> Skip:
@@ -138,27 +192,33 @@ def _build_skip(config: Config, domain: Tensor, periodic: tuple[bool, bool]) -> 
 def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
     """A partition by name; ``bank`` (N, C, T, H, W) holds observation masks of the data set's own windows.
 
-    ``block:3x3`` names the block grid; the other names take no argument.
+    ``block:3x3`` names the block grid, ``hide-more:block:3x3`` what is hidden together; the other names take no
+    argument. Variables without changing gaps stay outside of it, always shown.
     """
+    varying = varying_variables(bank)
+    partition = _partition(name, bank[:, varying], keep)
+    return partition if varying.all() else WithSideInputs(partition, varying)
+
+
+def _partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
     kind, _, argument = name.partition(":")
     if kind == "block":
         return _block_partition(name, argument)
-    builders = _builders(bank, keep)
-    if kind not in builders or argument:
-        raise InputError(f"unknown partition '{name}'; choose one of auto, block:3x3, {', '.join(builders)}")
-    return builders[kind]()
-
-
-def _builders(bank: Tensor, keep: tuple[float, float]) -> dict[str, Callable[[], Partition]]:
-    return {
+    if kind == "hide-more":
+        return HideMore(structure=_partition(argument or "pixel", bank, keep))
+    builders: dict[str, Callable[[], Partition]] = {
         "swap": lambda: MaskSwap(bank, keep=keep),
         "pixel": lambda: PixelPartition(context=keep),
         "station": lambda: StationPartition(),
         "frame": lambda: FramePartition(),
         "variable": lambda: VariablePartition(),
         "all-observed": lambda: AllObserved(),
-        "hide-more": lambda: HideMore(structure=PixelPartition(context=keep)),
     }
+    if kind not in builders or argument:
+        raise InputError(
+            f"unknown partition '{name}'; choose one of auto, block:3x3, hide-more:block:3x3, {', '.join(builders)}"
+        )
+    return builders[kind]()
 
 
 def _block_partition(name: str, argument: str) -> BlockPartition:
@@ -170,9 +230,8 @@ def _block_partition(name: str, argument: str) -> BlockPartition:
 
 def candidate_partitions(bank: Tensor, keep: tuple[float, float]) -> dict[str, Partition]:
     """What the audit chooses from when nobody says how the gaps came about."""
-    builders = _builders(bank, keep)
-    names = ["swap", "pixel", "station", "frame"] + (["variable"] if bank.shape[1] > 1 else [])
-    return {name: builders[name]() for name in names}
+    names = ["swap", "pixel", "station", "frame"] + (["variable"] if varying_variables(bank).sum() > 1 else [])
+    return {name: build_partition(name, bank, keep) for name in names}
 
 
 def build_mask(name: str, observed: float, grid: tuple[int, int]) -> MaskModel:

@@ -1,7 +1,8 @@
 """The facade: `Filler` learns from a gappy data set and fills it."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,29 +10,36 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fieldfill.audit import audited, mask_bank, summary
-from fieldfill.config import Config, build_denoiser, preset
+from fieldfill.axes import find_axes
+from fieldfill.budget import Budget, budget_table
+from fieldfill.calibrate import calibrate, choose_ensemble
+from fieldfill.climatology import learn_normaliser
+from fieldfill.config import Config, build_denoiser, preset, static_features
 from fieldfill.covariance import learn_covariance
-from fieldfill.denoise import Denoiser
 from fieldfill.errors import InputError
 from fieldfill.grid import Grid
 from fieldfill.holdout import hold_out
-from fieldfill.metrics import distance_to_observation
+from fieldfill.inputs import DAY_OF_YEAR, SEASON, static_maps, with_season
+from fieldfill.members import Sampling, draw_members, missing_cells, place_generator
 from fieldfill.model import Model
+from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
-from fieldfill.partition import Partition
-from fieldfill.record import Record, open_record
-from fieldfill.sample import Ensemble, single_step
+from fieldfill.parallel import join
+from fieldfill.record import Record, as_dataset, open_record
+from fieldfill.sample import density_matched
 from fieldfill.seeds import stream
+from fieldfill.steering import Steering
 from fieldfill.train import Progress, Training
-from fieldfill.uncertainty import DistanceSpread
 from fieldfill.windows import Blend, Normaliser, Windows, cover
 
-__all__ = ["Filler", "load"]
+__all__ = ["Filler", "budget_of", "load"]
 
-BATCH = 16  # windows filled at once
+BATCH, BATCH_CELLS = 16, 2**22  # windows, and cells of them, filled at once
+CHECKPOINT = "checkpoint.pt"
+PARTS = tuple(field.name for field in fields(Budget))
 
 Dims = tuple[str, str, str]
 DomainLike = str | xr.DataArray | np.ndarray | None
@@ -52,6 +60,8 @@ class Filler:
         See `fieldfill.config`; ``partition="auto"`` takes the one that the exposure audit recommends.
     config
         A complete `Config` in place of window, preset, partition, steps and minutes.
+    inputs
+        What else the network may know: ``coordinates``, ``day-of-year``, names of maps; see `fieldfill.inputs`.
 
     Attributes
     ----------
@@ -73,7 +83,9 @@ class Filler:
         steps: int | None = None,
         minutes: float | None = None,
         config: Config | None = None,
+        inputs: Sequence[str] = (),
     ) -> None:
+        self.inputs = tuple(inputs)
         self.window, self.seed, self.variables, self.dims, self.domain = window, seed, variables, dims, domain
         self.preset, self.partition, self.steps, self.minutes, self.config = (
             preset,
@@ -93,30 +105,42 @@ class Filler:
         """Learns from ``ds``, in which NaN means missing.
 
         ``checkpoint`` is a directory written during training; with ``resume=True`` a run that was killed is taken
-        up from there and ends as if it had not been.
+        up from there and ends as if it had not been. Under ``torchrun`` all processes learn one model together;
+        each ends with it.
         """
+        team = join()
         config = self.config or preset(self.preset, self.window, self.partition, self.steps, self.minutes)
-        record = open_record(ds, self.variables, self.dims, self.domain)
+        config = config.model_copy(update={"inputs": self.inputs or config.inputs})
+        record = _open(ds, self.variables, self.dims, self.domain, config.inputs)
         windows = Windows(record, Normaliser(record.mean, record.std), config.window)
         windows.held = hold_out(windows, config.hold_out, stream(self.seed, "hold-out"))
+        if config.climatology:
+            windows.normalise(learn_normaliser(windows, stream(self.seed, "climatology")))
         bank = mask_bank(windows, self.seed)
         name, partitions, audits = audited(windows, bank, config, self.seed)
         domain = torch.from_numpy(record.domain)
-        denoiser = build_denoiser(config, domain, record.periodic, self.seed)
+        maps = static_maps(record.ds, record.axes, config.inputs, record.periodic)
+        static = torch.cat([static_features(domain), torch.from_numpy(maps)])
+        denoiser = build_denoiser(config, domain, record.periodic, self.seed, static)
         notes: dict[str, Any] = {}
         if isinstance(denoiser.skip, GaussianSkip):
             notes["covariance"] = learn_covariance(denoiser.skip, windows, stream(self.seed, "covariance"))
-        training = Training(denoiser, windows, partitions[name], config.training, self.seed)
+        training = Training(denoiser, windows, partitions[name], config.training, self.seed, team)
+        identity = _identity(config, self.seed, record)
+        team.agree({**identity, "partition": name, "held-out windows": windows.held.places})
         file = None
         if checkpoint is not None:
-            file = _checkpoint_file(Path(checkpoint), _identity(config, self.seed, record), resume)
+            file = Path(checkpoint) / CHECKPOINT
+            if team.first:
+                _prepare_checkpoint(file, identity, resume)
+            team.wait()
             if file.exists():
                 training.load(file)
-        training.run(report, file)
+        training.run(report if team.first else None, file)
         denoiser.eval()
         choice = stream(self.seed, "choice")
-        ensemble, choices = _choose_ensemble(denoiser, partitions[name], windows, config, choice)
-        spread = _measure_spread(denoiser, partitions[name], windows, ensemble, choice)
+        ensemble, choices = choose_ensemble(denoiser, partitions[name], windows, config, choice)
+        spread = calibrate(denoiser, partitions[name], windows, ensemble, choice)
         self.model_ = Model(
             config=config,
             seed=self.seed,
@@ -139,6 +163,7 @@ class Filler:
                 "skipped_windows": training.skipped,
                 "held_out_cells": sum(int(mask.sum()) for mask in windows.held.masks),
                 "validation": choices,
+                "calibration": spread.summary,
                 "audit": {key: summary(value) for key, value in audits.items()},
             },
         )
@@ -150,36 +175,60 @@ class Filler:
         members: int = 0,
         seed: int | None = None,
         report: Callable[[int, int], None] | None = None,
+        sampler: str | None = None,
+        solver: Solver | None = None,
+        guidance: float | str = 0.0,
+        budget: bool = False,
     ) -> xr.Dataset:
-        """Fills ``ds``; for each variable v the result also has v_std (0 where observed) and v_flag."""
+        """Fills ``ds``; for each variable v the result also has v_std (0 where observed) and v_flag.
+
+        Parameters
+        ----------
+        members
+            Number of realisations in v_members. They agree with the observations and are continuous in time. Drawn
+            by the conditional or the exact sampler, they have the mean v and the standard deviation v_std.
+        sampler, solver
+            See `fieldfill.members` and `fieldfill.multistep`. By default ``conditional``, or ``weighted`` for a model
+            without the Gaussian skip.
+        guidance
+            Weight with which the equation of simulated data steers v and its members, see `fieldfill.guide`;
+            ``auto`` chooses it on held-out cells. 0 leaves equations out.
+        budget
+            Whether v_budget says where the variance of each cell comes from, see `fieldfill.budget`.
+        """
         if not hasattr(self, "model_"):
             raise InputError("this Filler has not learnt anything yet; call fit(ds) first, or fieldfill.load(path)")
-        if members:
-            raise InputError(f"members={members}: realisations are not available in this version; leave members at 0")
-        model = self.model_
+        if members < 0:
+            raise InputError(f"members={members}; give 0 or more")
+        model, seed = self.model_, self.seed if seed is None else seed
+        default = "conditional" if isinstance(model.denoiser.skip, GaussianSkip) else "weighted"
+        sampling = Sampling(sampler or default, solver or Solver())
         model.grid.check(ds, model.dims)
-        record = open_record(ds, model.variables, model.dims, model.domain.numpy())
-        generator = stream(self.seed if seed is None else seed, "fill")
+        record = _open(ds, model.variables, model.dims, model.domain.numpy(), model.config.inputs)
         windows = Windows(record, model.normaliser, model.config.window)
-        length, (samples, _, frames, _, _) = model.config.window, record.shape
-        starts = cover(frames, length, max(1, length // 2))
-        filled, std = np.empty(record.shape), np.empty(record.shape)
-        done = 0
-        for sample in range(samples):
-            means, spreads = Blend(frames, length), Blend(frames, length)
-            for first in range(0, len(starts), BATCH):
-                chosen = starts[first : first + BATCH]
-                x, observed = windows.training([(sample, start) for start in chosen])
-                for start, mean, spread in zip(chosen, *model.estimate(x, observed, generator)):
-                    means.add(start, mean)
-                    spreads.add(start, spread)
-                done += len(chosen)
-                if report is not None:
-                    report(done, samples * len(starts))
-            filled[sample] = model.normaliser.to_values(means.mean())
-            std[sample] = model.normaliser.spread_to_values(spreads.mean())
-        history = f"fieldfill {version('fieldfill')} filled the gaps of {', '.join(model.variables)}: {model.ensemble}"
-        return record.to_dataset(filled, std, model.unsupported.numpy()[None, :, None], history=history)
+        steering = _steering(model, windows, guidance, seed)
+        dtype = np.result_type(np.float32, *(record.ds[name].dtype for name in record.variables))
+        filled, std = np.empty(record.shape, dtype), np.empty(record.shape, np.float32)
+        shape = (record.shape[0], members, *record.shape[1:])
+        drawn = np.empty(shape, dtype) if members else None
+        parts = np.empty((len(PARTS), *record.shape), np.float32) if budget else None
+        for sample, (mean, spread, shares) in enumerate(_estimates(model, windows, seed, report, budget)):
+            guide = None if steering is None else steering.at(sample)
+            if guide is not None:
+                mean = guide(mean[None], missing_cells(model, windows, sample))[0]
+            filled[sample] = model.normaliser.to_values(mean.numpy())
+            std[sample] = model.normaliser.spread_to_values(spread.numpy())
+            if parts is not None:
+                parts[:, sample] = shares * std[sample] ** 2
+            if drawn is not None:
+                found = draw_members(model, windows, sample, mean, spread, members, sampling, seed, guide)
+                drawn[sample] = model.normaliser.to_values(found.numpy())
+        history = (
+            f"fieldfill {version('fieldfill')} filled the gaps of {', '.join(model.variables)}: {_told(model, windows)}"
+        )
+        unsupported = model.unsupported.numpy()[None, :, None]
+        named = None if parts is None else dict(zip(PARTS, parts))
+        return _without_season(record.to_dataset(filled, std, unsupported, drawn, named, history=history))
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Writes the fitted model to a directory of safetensors and JSON, which cannot run code when it is read."""
@@ -196,6 +245,83 @@ def load(path: str | Path) -> Filler:
     return filler
 
 
+def _open(
+    ds: xr.Dataset | xr.DataArray,
+    variables: Sequence[str] | None,
+    dims: Dims | None,
+    domain: DomainLike,
+    inputs: Sequence[str],
+) -> Record:
+    """The record of ``ds``, with the season beside the other variables if it is an input."""
+    if DAY_OF_YEAR in inputs:
+        whole = as_dataset(ds)
+        ds = with_season(whole, find_axes(whole, dims))
+        variables = variables if variables is None else (*(name for name in variables if name not in SEASON), *SEASON)
+    return open_record(ds, variables, dims, domain)
+
+
+def _without_season(ds: xr.Dataset) -> xr.Dataset:
+    return ds.drop_vars([name for name in ds.data_vars if str(name).startswith(SEASON)])
+
+
+def budget_of(filled: xr.Dataset) -> dict[str, dict[str, float]]:
+    """Shares of the parts of the variance, over all missing cells of each variable of a fill with ``budget=True``."""
+    names = [str(name).removesuffix("_budget") for name in filled.data_vars if str(name).endswith("_budget")]
+    sums = [[float(filled[f"{name}_budget"].sel(part=part).sum()) for name in names] for part in PARTS]
+    return budget_table(Budget(*map(np.array, sums)), names)
+
+
+def _estimates(
+    model: Model, windows: Windows, seed: int, report: Callable[[int, int], None] | None, budget: bool
+) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+    """Mean and standard deviation (C, T, H, W), unitless, of each sample; windows of several samples share a batch.
+
+    The third are the shares (3, C, T, H, W) of the parts of the variance, or nothing (0, ...) without ``budget``.
+    """
+    length, (samples, *_, rows, columns) = windows.length, windows.record.shape
+    frames = windows.record.shape[2]
+    starts = cover(frames, length, max(1, length // 2))
+    places = [(sample, start) for sample in range(samples) for start in starts]
+    step = max(1, min(BATCH, BATCH_CELLS // (len(model.variables) * length * rows * columns)))
+    blends = [Blend(frames, length) for _ in range(3)]
+    for first in range(0, len(places), step):
+        chosen = places[first : first + step]
+        x, observed = windows.training(chosen)
+        mean, spread, *parts = model.estimate(x, observed, [place_generator(seed, *place) for place in chosen], budget)
+        split = [part for found in parts for part in vars(found).values()]
+        for i, (_, start) in enumerate(chosen):
+            shares = np.reshape([part[i] for part in split], (len(split), *mean.shape[1:]))
+            for blend, window in zip(blends, (mean[i], spread[i], shares)):
+                blend.add(start, window)
+            if start == starts[-1]:
+                whole = [blend.mean() for blend in blends]
+                total = np.maximum(whole[2].sum(0), 1e-30)
+                yield torch.from_numpy(whole[0]).float(), torch.from_numpy(whole[1]).float(), whole[2] / total
+                blends = [Blend(frames, length) for _ in range(3)]
+        if report is not None:
+            report(first + len(chosen), len(places))
+
+
+def _told(model: Model, windows: Windows) -> str:
+    """How the fill was made, and how many of its windows had fewer observations than the contexts ask for."""
+    density, length = model.ensemble.density, windows.length
+    if density is None or not model.ensemble.count:
+        return str(model.ensemble)
+    samples, _, frames, _, _ = windows.record.shape
+    places = [(sample, start) for sample in range(samples) for start in cover(frames, length, length)]
+    sparse = sum(bool(density_matched(windows.visible(*place)[1][None], density)[1]) for place in places)
+    few = f"; {sparse} of {len(places)} windows have fewer observations" if sparse else ""
+    return f"{model.ensemble}{few}"
+
+
+def _steering(model: Model, windows: Windows, guidance: float | str, seed: int) -> Steering | None:
+    if guidance == 0:
+        return None
+    if isinstance(guidance, str) and guidance != "auto":
+        raise InputError(f"guidance='{guidance}'; give a weight, or 'auto' to choose it on held-out cells")
+    return Steering.of(model, windows, None if isinstance(guidance, str) else guidance, seed)
+
+
 def _identity(config: Config, seed: int, record: Record) -> dict[str, Any]:
     """What a checkpoint must share with the run that takes it up."""
     return {
@@ -208,9 +334,9 @@ def _identity(config: Config, seed: int, record: Record) -> dict[str, Any]:
     }
 
 
-def _checkpoint_file(directory: Path, identity: dict[str, Any], resume: bool) -> Path:
-    """The checkpoint's path in ``directory``; an old one is taken up only on request and only if it fits."""
-    run, file = directory / "run.json", directory / "checkpoint.pt"
+def _prepare_checkpoint(file: Path, identity: dict[str, Any], resume: bool) -> None:
+    """Clears the way for a checkpoint; an old one is taken up only on request and only if it fits."""
+    directory, run = file.parent, file.with_name("run.json")
     if resume and run.exists():
         before = json.loads(run.read_text())
         changed = [key for key, value in identity.items() if before.get(key) != value]
@@ -219,49 +345,7 @@ def _checkpoint_file(directory: Path, identity: dict[str, Any], resume: bool) ->
                 f"cannot resume from {directory}: {', '.join(changed)} differ from the interrupted run; "
                 "use the same data and settings, or start anew without --resume"
             )
-        return file
+        return
     directory.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     run.write_text(json.dumps(identity))
-    return file
-
-
-def _held_out_estimates(
-    denoiser: Denoiser, partition: Partition, windows: Windows, ensemble: Ensemble, generator: Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared errors, held-out cells and the observations left, (N, C, T, H, W) over the validation windows."""
-    errors, masks, left = [], [], []
-    for place in windows.held.places:
-        x, context, held = windows.held_out([place])
-        estimate, _ = single_step(denoiser, x, context, partition, ensemble, generator)
-        errors.append(torch.where(held, estimate - x, 0).square())
-        masks.append(held)
-        left.append(context)
-    return torch.cat(errors), torch.cat(masks), torch.cat(left)
-
-
-def _choose_ensemble(
-    denoiser: Denoiser, partition: Partition, windows: Windows, config: Config, generator: Generator
-) -> tuple[Ensemble, dict[str, float]]:
-    """Contexts or all observations at once, whichever has the smaller error on the held-out cells."""
-    candidates = [Ensemble(config.contexts)]
-    if config.choose_contexts:
-        candidates += [Ensemble(config.contexts, keep=0.9), Ensemble(0)]
-    scores = {}
-    for ensemble in candidates:
-        errors, held, _ = _held_out_estimates(denoiser, partition, windows, ensemble, generator)
-        scores[ensemble] = (errors.sum() / held.sum()).item()
-    best = min(scores, key=lambda ensemble: scores[ensemble])
-    return best, {str(ensemble): score for ensemble, score in scores.items()}
-
-
-def _measure_spread(
-    denoiser: Denoiser, partition: Partition, windows: Windows, ensemble: Ensemble, generator: Generator
-) -> DistanceSpread:
-    errors, held, left = _held_out_estimates(denoiser, partition, windows, ensemble, generator)
-    distance = distance_to_observation(left.numpy(), periodic=windows.record.periodic)
-    cells = [held[:, c].numpy() for c in range(held.shape[1])]
-    return DistanceSpread.fit(
-        [errors[:, c].numpy()[cell] for c, cell in enumerate(cells)],
-        [distance[:, c][cell] for c, cell in enumerate(cells)],
-    )

@@ -6,10 +6,11 @@ code. It appears under its name only when it is complete.
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor
 
+from fieldfill.budget import Budget
 from fieldfill.config import Config, build_denoiser, build_partition
 from fieldfill.denoise import Denoiser
 from fieldfill.errors import InputError
@@ -24,14 +26,17 @@ from fieldfill.grid import Grid
 from fieldfill.io import check_free, replacing
 from fieldfill.metrics import distance_to_observation
 from fieldfill.partition import Partition
-from fieldfill.sample import Ensemble, single_step
-from fieldfill.uncertainty import DistanceSpread
+from fieldfill.sample import Ensemble, Estimate, row_generators, single_step
+from fieldfill.uncertainty import Calibration
 from fieldfill.windows import Normaliser
 
 __all__ = ["Model"]
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
+SPREAD = "spread."  # begins the names of the calibration's arrays
+
+Generators = Generator | Sequence[Generator]
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,53 @@ class Model:
     unsupported: Tensor
     exposure: Tensor
     ensemble: Ensemble
-    spread: DistanceSpread
+    spread: Calibration
     notes: dict[str, Any]
 
-    def estimate(self, x: Tensor, observed: Tensor, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation (B, C, T, H, W), unitless, of windows x with ``observed`` cells."""
-        mean, _ = single_step(self.denoiser, x, observed, self.partition, self.ensemble, generator)
+    @overload
+    def estimate(
+        self, x: Tensor, observed: Tensor, generator: Generators, budget: Literal[False] = False
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @overload
+    def estimate(
+        self, x: Tensor, observed: Tensor, generator: Generators, budget: Literal[True]
+    ) -> tuple[np.ndarray, np.ndarray, Budget]: ...
+
+    @overload
+    def estimate(
+        self, x: Tensor, observed: Tensor, generator: Generators, budget: bool
+    ) -> tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, Budget]: ...
+
+    def estimate(
+        self, x: Tensor, observed: Tensor, generator: Generators, budget: bool = False
+    ) -> tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, Budget]:
+        """Mean and standard deviation (B, C, T, H, W), unitless, of windows x with ``observed`` cells.
+
+        With ``budget`` also the parts of the squared standard deviation, for the price of one more context.
+        """
+        generators = row_generators(generator, len(x))
+        found = single_step(self.denoiser, x, observed, self.partition, self.ensemble, generators)
         distance = distance_to_observation(observed.numpy(), periodic=self.grid.periodic)
-        return mean.numpy(), self.spread(distance)
+        raw = None if found.variance is None else found.variance.sqrt().numpy()
+        std = np.where(observed.numpy(), np.float32(0), self.spread(raw, distance))
+        if not budget:
+            return found.mean.numpy(), std
+        return found.mean.numpy(), std, self._budget(x, observed, found, std, generators)
+
+    def _budget(
+        self, x: Tensor, observed: Tensor, found: Estimate, std: np.ndarray, generators: Sequence[Generator]
+    ) -> Budget:
+        """The parts of Theorem 2; see `fieldfill.budget`."""
+        whole = single_step(self.denoiser, x, observed, self.partition, Ensemble(0), generators)
+        chance = found.between / found.contexts.view(-1, 1, 1, 1, 1)
+        if found.variance is None or whole.variance is None:
+            gap = (found.mean - whole.mean).square() - chance
+        else:
+            gap = found.variance - whole.variance - found.between
+        if self.ensemble.count == 0:
+            gap = torch.zeros_like(gap)  # the same context twice, but not the same noise
+        return Budget.split(std**2, chance.numpy(), gap.numpy())
 
     def save(self, path: Path, overwrite: bool = False) -> Path:
         path = check_free(path, overwrite)
@@ -85,9 +129,8 @@ class Model:
             "bank": torch.from_numpy(np.packbits(self.bank.numpy().ravel())),
             "normaliser.mean": torch.from_numpy(self.normaliser.mean),
             "normaliser.std": torch.from_numpy(self.normaliser.std),
-            "spread.distances": torch.from_numpy(self.spread.distances),
-            "spread.spreads": torch.from_numpy(self.spread.spreads),
         }
+        tensors |= {f"{SPREAD}{name}": torch.from_numpy(array) for name, array in self.spread.arrays().items()}
         description = {
             "format": FORMAT,
             "fieldfill": version("fieldfill"),
@@ -122,9 +165,10 @@ class Model:
             raise InputError(f"the model {path} has format {saved.get('format')}, this version reads {FORMAT}")
         config = Config.model_validate(saved["config"])
         grid = Grid(saved["grid"]["coordinates"], tuple(saved["grid"]["periodic"]))
-        denoiser = build_denoiser(config, tensors["domain"], grid.periodic, seed=0)
+        denoiser = build_denoiser(config, tensors["domain"], grid.periodic, 0, tensors["denoiser.static"])
         prefix = "denoiser."
         denoiser.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        spread = {k.removeprefix(SPREAD): v.numpy() for k, v in tensors.items() if k.startswith(SPREAD)}
         bits = np.unpackbits(tensors["bank"].numpy(), count=math.prod(saved["bank"]))
         bank = torch.from_numpy(bits.astype(bool).reshape(saved["bank"]))
         return cls(
@@ -142,6 +186,6 @@ class Model:
             unsupported=tensors["unsupported"],
             exposure=tensors["exposure"],
             ensemble=Ensemble(**saved["ensemble"]),
-            spread=DistanceSpread(tensors["spread.distances"].numpy(), tensors["spread.spreads"].numpy()),
+            spread=Calibration.of(spread, saved["notes"]["calibration"]),
             notes=saved["notes"],
         )

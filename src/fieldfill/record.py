@@ -9,7 +9,7 @@ missing and stops here: everything above works with values and boolean masks, Tr
 """
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ __all__ = ["FLAGS", "Record", "open_record"]
 
 FLAGS = {"observed": 0, "filled": 1, "filled_without_support": 2, "outside_domain": 3}
 IN_MEMORY_BYTES = 2**30  # records up to this size are kept in memory, larger ones are read window by window
-DERIVED = ("_std", "_flag", "_members")
+DERIVED = ("_std", "_flag", "_members", "_budget")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Record:
         std: np.ndarray | None = None,
         unsupported: np.ndarray | None = None,
         members: np.ndarray | None = None,
+        budget: Mapping[str, np.ndarray] | None = None,
         history: str | None = None,
     ) -> xr.Dataset:
         """Puts filled values into the gaps of the original data set; everything that was there stays.
@@ -104,6 +105,8 @@ class Record:
             bool, broadcastable to (S, C, T, H, W): cells the data could not teach.
         members
             (S, N, C, T, H, W) realisations.
+        budget
+            parts of the variance by name, each (S, C, T, H, W).
         """
         out = self.ds.copy()
         if unsupported is None:
@@ -130,6 +133,13 @@ class Record:
                 stacked = xr.concat([place(member) for member in drawn], dim="member")
                 stacked.attrs = {"long_name": f"realisations of {name}"} | _units(original.attrs)
                 out[f"{name}_members"] = stacked
+            if budget is not None:
+                parts = [np.where(inside, np.where(observed, 0, part[:, c]), np.nan) for part in budget.values()]
+                stacked = xr.concat([place(part.astype(np.float32)) for part in parts], dim="part")
+                stacked.attrs = {"long_name": f"parts of the variance of the filled {name}"}
+                out[f"{name}_budget"] = stacked
+        if budget is not None:
+            out = out.assign_coords(part=("part", list(budget)))
         if members is not None:
             realisation = {"standard_name": "realization", "units": "1"}
             out = out.assign_coords(member=("member", np.arange(members.shape[1]), realisation))

@@ -4,7 +4,7 @@ from torch import Generator
 
 __all__ = ["stream"]
 
-STREAMS = ("hold-out", "bank", "audit", "choice", "fill", "covariance", "independence")
+STREAMS = ("hold-out", "bank", "audit", "choice", "fill", "covariance", "independence", "climatology")
 
 
 def stream(seed: int, name: str) -> Generator:

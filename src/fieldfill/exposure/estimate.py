@@ -21,6 +21,7 @@ from fieldfill.partition import Partition
 
 __all__ = ["CELLS", "Estimate", "estimate"]
 
+AT_ONCE = 2**21  # cells of windows that are split together
 CELLS = 300_000  # cells described per group of windows
 _PER_SLICE = 128  # training cells of each class taken from a slice
 _EPOCHS = 12
@@ -66,7 +67,7 @@ def estimate(
     About ``cells`` cells are looked at for learning and as many for judging.
     """
     learn, judge = _groups(len(observed), generator)
-    seen = observed[learn].float().mean((0, 2))
+    seen = observed[learn].sum((0, 2)) / (len(learn) * observed.shape[2])
     training = _draw(partition, observed[learn], domain, seen, cells, generator)
     trial = _draw(partition, observed[judge], domain, seen, cells, generator)
     label = trial.query[trial.outside]
@@ -98,7 +99,7 @@ def _draw(
     frame = torch.randint(T, (slices,), generator=generator)
     parts: list[list[Tensor]] = []
     kept = unsplit = 0.0
-    for chunk in torch.arange(slices).split(32):
+    for chunk in torch.arange(slices).split(max(1, min(32, AT_ONCE // (C * T * H * W)))):
         mask = observed[window[chunk]]
         context, query = partition.split(mask, generator)
         usable = query.flatten(1).any(-1)
