@@ -86,7 +86,7 @@ class _Folds:
         """
         whole = sums.sum(0)
         options = [None, *SMOOTHING] if len(self.parts) > 1 else [None]
-        others = [[make(*(whole - part), smoothing) for smoothing in options] for part in sums]
+        others = [[make(whole[0] - part[0], whole[1] - part[1], smoothing) for smoothing in options] for part in sums]
         prices, cells = np.zeros(len(options)), 0
         for place in self.windows.held.places:
             x, _, held = self.windows.held_out([place])
@@ -95,7 +95,7 @@ class _Folds:
             prices += [torch.where(held[0], price(x[0], m[:, None]), 0).sum().item() for m in maps]
         prices /= max(1, cells)
         choice = int(prices.argmin())
-        return make(*whole, options[choice] if prices[choice] < prices[0] - MARGIN else None)
+        return make(whole[0], whole[1], options[choice] if prices[choice] < prices[0] - MARGIN else None)
 
     def _fold_of(self, place: tuple[int, int]) -> int:
         """The fold that a validation window lies in, or that comes last before it."""
