@@ -130,7 +130,7 @@ def test_scales_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_the_real_file_is_asked_for_in_one_line_and_its_row_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("FIELDFILL_ERA5", raising=False)
+    monkeypatch.setenv("FIELDFILL_ERA5", "nowhere.grib")
     said: list[str] = []
     runner = Runner(tmp_path / "results", SMOKE, tmp_path / "cache", threads=1, say=said.append)
     jobs = jobs_of(["main"], SMOKE, case="era5-pixel20", method="climatology")

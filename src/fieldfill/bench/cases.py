@@ -29,7 +29,7 @@ from fieldfill.physics import simulator_of
 
 __all__ = ["CASES", "SCALES", "Case", "Data", "Scale", "Unavailable", "load"]
 
-ERA5_FILE = "FIELDFILL_ERA5"
+ERA5_FILE, ERA5_PLACE = "FIELDFILL_ERA5", "../shared/data/era5-2mt-2019-03-uk.grib"  # seen from the project
 ERA5_HOURS = 3
 TEST_EVERY = 8  # one day in so many of the ERA5 file is kept for the test
 
@@ -235,8 +235,8 @@ def _simulated(
 
 def _era5(case: Case, scale: Scale) -> tuple[xr.Dataset, xr.Dataset]:
     """The month itself (twice) for a record, else windows of three hours: whole days apart for the test."""
-    path = os.environ.get(ERA5_FILE)
-    if not path:
+    path = os.environ.get(ERA5_FILE, ERA5_PLACE)
+    if not path or not Path(path).exists():
         raise Unavailable(f"no ERA5 file: set {ERA5_FILE} to a file of hourly 2 m temperature (t2m)")
     month = open_dataset(path)[["t2m"]].load()
     rows, columns = month.t2m.dims[-2:]

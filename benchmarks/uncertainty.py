@@ -1,0 +1,232 @@
+"""Are the error bars honest, and what do realisations cost? On the trained models of the benchmark.
+
+    python benchmarks/uncertainty.py [--cases gaussian-cloud40:5,era5-pixel20:3] [--parts intervals,contexts,members]
+    python benchmarks/uncertainty.py --figure docs/images/uncertainty.png
+
+A case is followed by the minutes of the training budget, which name the model in the cache; a model that is not there
+is trained. One JSON per case and part goes to benchmarks/results/uncertainty; existing ones are kept. Measured on
+test samples with known truth, at cells that were missing:
+
+* intervals: coverage of 50 % and 90 % intervals, overall and by distance to an observation, and CRPS – calibrated, as
+  the network says, and calibrated on clear scenes as other tools do; beside climatology and the EOF fill's own error;
+* contexts: error of balanced and random contexts;
+* cost: what v_std adds to a fill;
+* members: CRPS of the samplers, second order with 30 steps against DDIM with 200.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+import fieldfill as ff
+from fieldfill.bench import rows
+from fieldfill.bench.benches import Job
+from fieldfill.bench.cases import CASES, SCALES, Data
+from fieldfill.bench.methods import classical, learnt
+from fieldfill.bench.run import Runner, default_cache
+from fieldfill.calibrate import clear_scene
+from fieldfill.config import build_denoiser
+from fieldfill.holdout import hold_out
+from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
+from fieldfill.multistep import Solver
+from fieldfill.record import open_record
+from fieldfill.sample import Ensemble, single_step
+from fieldfill.seeds import stream
+from fieldfill.windows import Windows
+
+RESULTS = Path(__file__).parent / "results"
+FOLDER = RESULTS / "uncertainty"
+EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
+SOME = 8  # test samples for what takes many fills
+LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
+
+
+def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+    """Coverage and CRPS of what users get, and of what they would get otherwise."""
+    model = filler.model_
+    record = open_record(data.train, None, None, data.domain)
+    windows = Windows(record, model.normaliser, model.config.window)
+    windows.held = hold_out(windows, model.config.hold_out, stream(model.seed, "hold-out"))
+    clear = clear_scene(model.denoiser, model.partition, windows, model.ensemble, stream(0, "choice"))
+    found = {}
+    for name, spread in {"calibrated": model.spread, "as the network says": _raw, "clear scenes": clear}.items():
+        filler.model_ = replace(model, spread=spread)
+        found[name] = _judged(filler.fill(data.test), data.truth, record.periodic)
+    filler.model_ = model
+    found["climatology"] = {"crps": _climatology(data)}
+    eof = classical("eof", CASES[case], SCALES["cpu"], data.domain)
+    train = data.train if eof.fit_samples is None else data.train.isel(sample=slice(eof.fit_samples))
+    found["eof"] = _judged(eof.method.fit(train).fill(data.test), data.truth, record.periodic)
+    return found
+
+
+def _raw(raw: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    return raw
+
+
+def _judged(filled: xr.Dataset, truth: xr.Dataset, periodic: tuple[bool, bool]) -> dict[str, Any]:
+    scores = ff.score(filled, truth).isel(variable=0)
+    near = score_by_distance(filled, truth, edges=EDGES, periodic=periodic).isel(variable=0)
+    return {
+        **{key: scores[key].item() for key in ("mse", "crps", "coverage50", "coverage90", "spread_skill")},
+        "reliability": reliability(filled, truth, LEVELS)[0].values.tolist(),
+        "by_distance": {key: near[key].values.tolist() for key in ("coverage50", "coverage90", "n", "mse")},
+    }
+
+
+def _climatology(data: Data) -> float:
+    """CRPS of a normal law with mean and spread of the observed training values."""
+    (name,) = data.truth.data_vars
+    seen = data.train[name].values
+    true = data.truth[name].transpose(*data.test[name].dims).values[np.isnan(data.test[name].values)]
+    mean, std = np.nanmean(seen), np.nanstd(seen)
+    return float(crps_gaussian(np.full(true.shape, mean), np.full(true.shape, std), true).mean())
+
+
+def contexts(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+    """Mean squared error of the mean over K contexts, drawn at random and balanced."""
+    model, found = filler.model_, {}
+    some = slice(0, SOME)
+    test, truth = data.test.isel(sample=some), data.truth.isel(sample=some)
+    for design, count in (("random", 5), ("random", 10), ("random", 20), ("balanced", 5), ("balanced", 10)):
+        filler.model_ = replace(model, ensemble=Ensemble(count, design=design))
+        errors = [ff.score(filler.fill(test, seed=seed), truth).mse.item() for seed in (0, 1)]
+        found[f"{design} {count}"] = {"mse": float(np.mean(errors)), "by_seed": errors}
+    filler.model_ = replace(model, ensemble=Ensemble(0))
+    found["all observations"] = {"mse": ff.score(filler.fill(test), truth).mse.item()}
+    filler.model_ = model
+    return found
+
+
+def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+    """Seconds of a fill with its standard deviation and of the mean alone, in turns."""
+    model = filler.model_
+    plain = build_denoiser(model.config.model_copy(update={"spread": False}), model.domain, model.grid.periodic, 0)
+    plain.skip = model.denoiser.skip
+    record = open_record(data.test, model.variables, model.dims, model.domain.numpy())
+    x, observed = Windows(record, model.normaliser, model.config.window).training([(s, 0) for s in range(8)])
+    generators = [torch.Generator().manual_seed(i) for i in range(8)]
+    ways: dict[str, Callable[[], object]] = {
+        "with": lambda: model.estimate(x, observed, generators),
+        "without": lambda: single_step(plain.eval(), x, observed, model.partition, model.ensemble, generators),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(7):
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - begun)
+    medians = {name: float(np.median(values)) for name, values in seconds.items()}
+    return {"seconds": medians, "v_std_adds": medians["with"] / medians["without"] - 1}
+
+
+def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+    """CRPS and cost of realisations on a few test samples."""
+    few = slice(0, 4)
+    test, truth = data.test.isel(sample=few), data.truth.isel(sample=few)
+    ways = {
+        "conditional": ("conditional", Solver()),
+        "exact, second order, 30 steps": ("exact", Solver(30, 2)),
+        "exact, DDIM, 200 steps": ("exact", Solver(200, 1)),
+        "weighted, second order, 30 steps": ("weighted", Solver(30, 2)),
+    }
+    found: dict[str, Any] = {"normal law with v_std": {"crps": ff.score(filler.fill(test), truth).crps.item()}}
+    for name, (sampler, solver) in ways.items():
+        begun = time.perf_counter()
+        filled = filler.fill(test, members=8, sampler=sampler, solver=solver)
+        seconds = time.perf_counter() - begun
+        scores = ff.score(filled, truth).isel(variable=0)
+        keys = ("crps_ensemble", "spread_skill_ensemble", "rank_flatness")
+        found[name] = {**{key: scores[key].item() for key in keys}, "seconds": seconds}
+    return found
+
+
+PARTS = {"intervals": intervals, "contexts": contexts, "cost": cost, "members": members}
+
+
+def measure(case: str, minutes: float, parts: list[str], threads: int) -> None:
+    runner = Runner(RESULTS, SCALES["cpu"], default_cache(RESULTS), minutes, threads)
+    torch.set_num_threads(threads)
+    data = runner._data(case, 0)
+    job = Job("uncertainty", case, "fieldfill", "fieldfill")
+    config = learnt("fieldfill", CASES[case], runner.scale, data.frames, minutes, {})
+    filler, facts = runner._trained(job, config, data, 0)
+    for part in parts:
+        path = FOLDER / f"{case}__{part}__seed0.json"
+        if path.exists():
+            continue
+        begun = time.monotonic()
+        row = {
+            "bench": "uncertainty",
+            "case": case,
+            "method": part,
+            "seed": 0,
+            "scale": "cpu",
+            "budget": {"minutes": minutes},
+            "train_steps": facts["train_steps"],
+            "ensemble": str(filler.model_.ensemble),
+            "metrics": PARTS[part](filler, data, case),
+            "seconds": time.monotonic() - begun,
+            **rows.provenance(threads),
+        }
+        path.write_text(json.dumps(row, indent=1, default=float))
+        print(f"{case} {part}: {row['seconds']:.0f} s", flush=True)
+
+
+def draw(path: Path) -> None:
+    """Reliability of the three calibrations, and coverage by distance, one column a case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    found = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*__intervals__seed0.json"))]
+    figure, axes = plt.subplots(2, len(found), figsize=(2.7 * len(found), 5.2), layout="constrained", squeeze=False)
+    for (above, below), row in zip(axes.T, found):
+        above.plot([0, 1], [0, 1], color="0.6", lw=1)
+        for name, colour in (("calibrated", "C0"), ("as the network says", "C1"), ("clear scenes", "C3")):
+            result = row["metrics"][name]
+            above.plot(LEVELS, result["reliability"], "o-", ms=3, color=colour, label=name)
+            cells = np.array(result["by_distance"]["n"]) >= 200
+            below.plot(np.flatnonzero(cells), np.array(result["by_distance"]["coverage90"])[cells], "o-", color=colour)
+        below.axhspan(0.84, 0.96, color="0.9", zorder=0)
+        below.set(
+            ylim=(0, 1), xticks=range(5), xticklabels=["≤1", "2", "4", "8", ">8"], xlabel="cells from an observation"
+        )
+        above.set_title(row["case"], fontsize=9)
+        above.set(xlabel="nominal")
+    axes[0, 0].set_ylabel("share of missing cells covered")
+    axes[1, 0].set_ylabel("covered by 90 % intervals")
+    axes[0, 0].legend(fontsize=7, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--cases", default="gaussian-cloud40:5,advection-block8of9:4,navier-stokes-pixel60:4,era5-pixel20:3"
+    )
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    if options.figure is not None:
+        draw(options.figure)
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for named in options.cases.split(","):
+        case, minutes = named.split(":")
+        measure(case, float(minutes), options.parts.split(","), options.threads)
+
+
+if __name__ == "__main__":
+    main()
