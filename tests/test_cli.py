@@ -59,6 +59,17 @@ def test_a_filled_file_is_the_same_file_with_the_holes_filled(files, tmp_path, s
     assert out.sst_flag.attrs["flag_meanings"].split()[0] == "observed"
 
 
+def test_members_and_the_budget_are_added_on_request(files, tmp_path) -> None:
+    options = ["--members", "2", "--budget", "--json"]
+    result = json.loads(run("fill", files / "m.ff", files / "gappy.nc", "-o", tmp_path / "out.nc", *options).stdout)
+    out, ds = ff.open_dataset(tmp_path / "out.nc").load(), ff.open_dataset(files / "gappy.nc").load()
+    seen = np.isfinite(ds.sst.values)
+    assert out.sst_members.dims == ("member", *ds.sst.dims) and out.member.attrs["standard_name"] == "realization"
+    assert all(np.array_equal(member[seen], ds.sst.values[seen]) for member in out.sst_members.values)
+    assert np.isfinite(out.sst_members.values[:, out.sst_flag.values == 1]).all()
+    assert sum(result["budget"]["sst"].values()) == pytest.approx(1)
+
+
 def test_score_prints_the_contract(files) -> None:
     result = json.loads(run("score", files / "filled.nc", "--truth", files / "truth.nc", "--json").stdout)
     assert set(result["variables"]["sst"]) >= {"mse", "rmse", "mae", "mse_all", "crps", "coverage90", "n"}
@@ -164,6 +175,25 @@ BAD = {
     "other truth": ["score", "filled.nc", "--truth", "smaller.nc"],
     "unknown pattern": ["mask", "truth.nc", "--pattern", "stripes", "-o", "x.nc"],
     "impossible share": ["mask", "truth.nc", "--pattern", "pixel", "--observed", "1.5", "-o", "x.nc"],
+    "unknown setting": ["fit", "gappy.nc", "-o", "x.ff", "--set", "colour=blue"],
+    "impossible setting": ["fit", "gappy.nc", "-o", "x.ff", "--set", "training.batch=many"],
+    "unknown network": [
+        "fit",
+        "gappy.nc",
+        "-o",
+        "x.ff",
+        "--window",
+        "4",
+        "--partition",
+        "swap",
+        "--set",
+        "network=best",
+    ],
+    "unknown input": ["fit", "gappy.nc", "-o", "x.ff", "--window", "4", "--partition", "swap", "--inputs", "depth"],
+    "unknown sampler": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--members", "2", "--sampler", "best"],
+    "unknown order": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--members", "2", "--order", "3"],
+    "no weight": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--guidance", "much"],
+    "no equation": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--guidance", "auto"],
     "unknown option": ["fit", "gappy.nc", "-o", "x.ff", "--quick"],
 }
 

@@ -14,6 +14,7 @@ from conftest import gappy_dataset
 from fieldfill.config import PRESETS, Config
 from fieldfill.covariance import factorise
 from fieldfill.errors import InputError
+from fieldfill.fill import budget_of
 from fieldfill.members import _Walk, place_generator
 from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
@@ -307,3 +308,15 @@ def test_the_real_era5_file_is_masked_fitted_and_filled_with_its_metadata(era5, 
         assert out[name].equals(truth[name].load())
     seen = np.isfinite(gappy.t2m.values)
     assert np.array_equal(out.t2m.values[seen], truth.t2m.values[seen]) and np.isfinite(out.t2m.values).all()
+
+
+def test_the_budget_of_a_fill_adds_up_to_its_variance(filler) -> None:
+    ds = gappy_dataset(names="a,b", frames=8)
+    filled = filler.fill(ds, budget=True)
+    for name in ("a", "b"):
+        total, std = filled[f"{name}_budget"].sum("part", skipna=False), filled[f"{name}_std"]
+        np.testing.assert_allclose(total.values, std.values**2, rtol=1e-4, atol=1e-8)
+        assert (filled[f"{name}_budget"].where(filled[f"{name}_flag"] == 0, 0) == 0).all()
+    shares = budget_of(filled)
+    assert set(shares) == {"a", "b"} and list(shares["a"]) == ["contexts", "information", "rest"]
+    assert sum(shares["a"].values()) == pytest.approx(1)

@@ -339,20 +339,20 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a page about a filled file: maps, uncertainty, errors. It opens without a network."""
+    from fieldfill import fill as ff
     from fieldfill.environment import versions as found
     from fieldfill.io import check_free, open_dataset
     from fieldfill.report import Story, write_report
 
     check_free(output, overwrite)
-    history = []
-    if model is not None:
-        from fieldfill import fill as ff
-
-        history = ff.load(model).model_.notes["history"]
+    notes = {} if model is None else ff.load(model).model_.notes
+    ds = open_dataset(filled)
     story = Story(
-        filled=open_dataset(filled),
+        filled=ds,
         truth=None if truth is None else open_dataset(truth),
-        history=history,
+        history=notes.get("history", []),
+        reliability=notes.get("calibration", {}),
+        budget=ff.budget_of(ds),
         made={"file": filled.name, **found()},
         title=f"The gaps of {filled.name}, filled",
     )

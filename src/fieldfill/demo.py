@@ -19,7 +19,7 @@ from fieldfill.audit import check
 from fieldfill.baselines import EOF, Baseline, BestInpainting, Climatology, GaussianOptimum, LinearTime
 from fieldfill.environment import versions
 from fieldfill.errors import InputError
-from fieldfill.fill import Filler
+from fieldfill.fill import Filler, budget_of
 from fieldfill.io import save_dataset
 from fieldfill.masks import CloudMask
 from fieldfill.metrics import score
@@ -129,7 +129,7 @@ def run(
     filler = Filler(window=WINDOW, seed=seed, steps=steps).fit(data.gappy, report=report)
     filler.save(output / "model.ff", overwrite)
     say(f"model: {output / 'model.ff'}, fills with {filler.model_.ensemble}")
-    filled = filler.fill(data.gappy)
+    filled = filler.fill(data.gappy, budget=True)
     save_dataset(filled, output / "filled.nc", overwrite)
     others: dict[str, Baseline | xr.Dataset] = {
         "climatology": Climatology(),
@@ -151,6 +151,8 @@ def run(
         exposure=audit.to_dataset(),
         words=audit.audit.words,
         history=filler.model_.notes["history"],
+        reliability=filler.model_.notes["calibration"],
+        budget=budget_of(filled),
         scores=scores,
         made={"command": f"fieldfill demo --seed {seed}", "wall time": f"{seconds:.0f} s", **versions()},
         title="fieldfill demonstration: sea-surface temperature under drifting clouds",
