@@ -1,11 +1,10 @@
 """How much memory does a fit of a record take that is far larger than memory?
 
-A Zarr store of 512 x 512 cells (compressible: coarse blocks of constant values that drift under drifting gaps) is
-written chunk by chunk. A child process then fits a model to it with the preset's network and skip, but as few windows,
-contexts and steps as the method allows: none of them changes what is in memory at once. The row tells the peak of
-the child's memory after each stage of the fit.
+A Zarr store of 256 x 256 cells (compressible: coarse blocks of constant values that drift under drifting gaps) is
+written chunk by chunk. A child process then fits a model to it with the preset ``fast``, but only a few steps: their
+number does not change what is in memory at once. The row tells the peak of the child's memory after each stage.
 
-    python benchmarks/memory.py [--frames 20000] [--skips gaussian,pull-push] [--store DIR]
+    python benchmarks/memory.py [--frames 80000] [--skips gaussian,pull-push] [--store DIR]
 
 Rows are written as they finish to benchmarks/results/memory; existing rows are kept.
 """
@@ -24,7 +23,7 @@ import numpy as np
 import xarray as xr
 
 RESULTS = Path(__file__).parent / "results" / "memory"
-SIDE, BLOCK, CHUNK, WINDOW = 512, 16, 20, 8
+SIDE, BLOCK, CHUNK, WINDOW = 256, 16, 80, 8
 STAGES = (
     "open_record",
     "hold_out",
@@ -97,12 +96,8 @@ def child(store: Path, skip: str) -> None:
     config = PRESETS["fast"].model_copy(
         update={
             "window": WINDOW,
-            "partition": "swap",
             "skip": skip,
-            "hold_out": 0.01,
-            "contexts": 1,
-            "choose_contexts": False,
-            "training": TrainSettings(steps=2, batch=2),
+            "training": TrainSettings(steps=4),
         }
     )
     filler = ff.Filler(config=config).fit(ff.open_dataset(store))
@@ -131,8 +126,8 @@ def run(store: Path, frames: int, skip: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--frames", type=int, default=20000)
-    parser.add_argument("--skips", default="gaussian,pull-push")
+    parser.add_argument("--frames", type=int, default=80000)
+    parser.add_argument("--skips", default="gaussian")
     parser.add_argument("--store", type=Path, help="folder for the store; default: a temporary one")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

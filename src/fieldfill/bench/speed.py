@@ -5,12 +5,13 @@ import time
 from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from fieldfill.bench.cases import Unavailable
 from fieldfill.config import Config, build_denoiser
 from fieldfill.denoise import matching_losses
 from fieldfill.errors import InputError
+from fieldfill.nn import GaussianSkip
 
 __all__ = ["measure", "slope"]
 
@@ -24,6 +25,8 @@ def measure(config: Config, cells: int, batch: int, repeats: int = 3) -> dict[st
         denoiser = build_denoiser(config, torch.ones(1, cells, cells, dtype=torch.bool), (True, True), seed=0)
     except InputError as error:
         raise Unavailable(str(error)) from error
+    if isinstance(denoiser.skip, GaussianSkip):
+        denoiser.skip.set_covariance(_red(denoiser.skip))
     x = torch.randn(batch, 1, config.window, cells, cells, generator=generator)
     observed = torch.rand(x.shape, generator=generator) < 0.6
     context = observed & (torch.rand(x.shape, generator=generator) < 0.7)
@@ -47,6 +50,17 @@ def measure(config: Config, cells: int, batch: int, repeats: int = 3) -> dict[st
         "samples_per_second": batch / step,
         "parameters": sum(p.numel() for p in denoiser.parameters()),
     }
+
+
+def _red(skip: GaussianSkip) -> Tensor:
+    """The factor of frames that know nothing of one another, with energy (4 + k²)^(-3/2): as hard to solve as data."""
+    rows, columns = skip.torus
+    y, x = torch.fft.fftfreq(rows) * rows, torch.arange(columns // 2 + 1)
+    power = (4 + y[:, None] ** 2 + x**2) ** -1.5
+    factor = torch.zeros_like(skip.factor)
+    own = torch.arange(factor.shape[2])
+    factor[:, own, own, 0] = (power / power.mean()).sqrt().flatten()[:, None]
+    return factor
 
 
 def _seconds(work: Any, repeats: int) -> float:
