@@ -45,7 +45,7 @@ from fieldfill.windows import Windows
 RESULTS = Path(__file__).parent / "results"
 FOLDER = RESULTS / "uncertainty"
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
-SOME = 8  # test samples for what takes many fills
+SOME = 6  # test samples for what takes many fills
 LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
 
 
