@@ -119,11 +119,15 @@ def test_no_denoiser_looks_outside_the_context(network, prediction) -> None:
         assert torch.equal(a, b)
 
 
-def test_patches_only_for_the_network_that_has_them() -> None:
+def test_patches_are_for_the_network_that_has_them() -> None:
     domain = torch.ones(1, 8, 8, dtype=torch.bool)
-    build_denoiser(Config(patch=2, base=8), domain, (False, False), seed=0)
-    with pytest.raises(InputError, match="patch=2"):
-        build_denoiser(Config(patch=2, network="fno"), domain, (False, False), seed=0)
+    for network in NETWORKS:
+        folded, plain = (
+            build_denoiser(Config(patch=patch, base=8, network=network), domain, (False, False), seed=0)
+            for patch in (2, 1)
+        )
+        shapes = [[p.shape for p in denoiser.network.parameters()] for denoiser in (folded, plain)]
+        assert (shapes[0] != shapes[1]) == (network == "unet")
     with pytest.raises(InputError, match="unknown prediction 'score'"):
         build_denoiser(Config(prediction="score"), domain, (False, False), seed=0)
 

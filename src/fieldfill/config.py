@@ -70,11 +70,11 @@ class Config(BaseModel):
     inputs: tuple[str, ...] = Field((), description="coordinates, day-of-year, or names of maps that the network knows")
     climatology: bool = Field(True, description="give cells a mean and spread of their own where that pays")
     network: str = Field("unet", description="name of the network")
-    base: int = Field(32, ge=8, description="channels of the finest level")
-    levels: int = Field(4, ge=1, description="resolutions of the network")
+    base: int = Field(48, ge=8, description="channels of the finest level")
+    levels: int = Field(3, ge=1, description="resolutions of the network")
     prediction: str = Field("data", description="what the network predicts: the field, the noise or their velocity")
     spread: bool = Field(True, description="let the network say how sure it is")
-    patch: int = Field(1, ge=1, description="cells per side that the stem of the 'unet' folds into channels")
+    patch: int = Field(2, ge=1, description="cells per side that the 'unet' folds into channels; others do not")
     skip: str = Field("gaussian", description="linear estimate that the network corrects")
     skip_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian skip")
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
@@ -85,12 +85,12 @@ class Config(BaseModel):
 
 PRESETS: dict[str, Config] = {
     "fast": Config(),
-    "standard": Config(base=64, training=TrainSettings(steps=6000, ema=0.999, validate_every=250)),
+    "standard": Config(base=96, training=TrainSettings(steps=6000, ema=0.999, validate_every=250)),
     "paper": Config(
         keep=(0.7, 0.7),
         climatology=False,
         network="space-time-unet",
-        levels=3,
+        base=32,
         spread=False,
         skip="none",
         choose_contexts=False,
@@ -158,9 +158,7 @@ def build_denoiser(
         raise InputError(f"unknown network '{config.network}'; choose one of {', '.join(NETWORKS)}")
     if config.prediction not in PREDICTIONS:
         raise InputError(f"unknown prediction '{config.prediction}'; choose one of {', '.join(PREDICTIONS)}")
-    if config.patch > 1 and config.network != "unet":
-        raise InputError(f"patch={config.patch} is for the network 'unet'; set patch=1 for '{config.network}'")
-    patch = {"patch": config.patch} if config.patch > 1 else {}
+    patch = {"patch": config.patch} if config.network == "unet" else {}
     static = static_features(domain) if static is None else static
     variables = domain.shape[0]
     with torch.random.fork_rng(devices=[]):

@@ -144,7 +144,7 @@ _CPU = Scale(
     },
     {"advection": (256, 32), "shallow-water": (256, 32), "navier-stokes": (192, 32), "gaussian": (512, 32)},
     crop=None,
-    network={"network": "unet", "base": 32, "levels": 4, "skip_steps": 20},
+    network={"network": "unet", "base": 48, "levels": 3, "patch": 2, "skip_steps": 20},
     minutes=6.0,
     steps=100_000,
     batch={"advection": 16, "shallow-water": 16, "navier-stokes": 8, "gaussian": 16, "era5": 16},
