@@ -114,6 +114,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for axis in (left, right):
         axis.axhline(1.35, color="0.5", lw=0.8, ls="--")
         axis.set(xscale="log", yscale="log")
+        axis.set_yticks([1, 1.35, 2, 3], labels=["1", "1.35", "2", "3"])
+        axis.minorticks_off()
     left.set(xlabel="conjugate-gradient steps", ylabel="MSE / optimum")
     right.set(xlabel="cost in forward passes of the default network")
     left.legend(frameon=False, fontsize=8)
