@@ -17,7 +17,7 @@ LAYERS = [
     ["partition", "exposure", "independence", "holdout", "reweight", "uncertainty", "budget", "climatology"],
     ["nn"],
     ["denoise", "covariance"],
-    ["train", "parallel", "sample", "multistep", "guide"],
+    ["train", "validate", "parallel", "sample", "multistep", "guide"],
     ["config"],
     ["calibrate", "model", "gaps", "audit", "physics", "members", "steering"],
     ["baselines"],

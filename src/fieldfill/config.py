@@ -94,7 +94,7 @@ PRESETS: dict[str, Config] = {
         spread=False,
         skip="none",
         choose_contexts=False,
-        training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0),
+        training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0, shrink=False),
     ),
 }
 

@@ -93,6 +93,7 @@ class Denoiser(nn.Module):
     """
 
     static: Tensor
+    gain: Tensor
 
     def __init__(
         self,
@@ -107,6 +108,8 @@ class Denoiser(nn.Module):
         self.network, self.schedule, self.skip = network, schedule, skip
         self.prediction, self.spread = prediction, spread
         self.register_buffer("static", static)
+        # How much of a correction of the skip is used: all of it in training, what validation says afterwards.
+        self.register_buffer("gain", torch.ones(()))
 
     def forward(self, t: Tensor, x_t: Tensor, context: Tensor) -> Tensor:
         """Estimate of x_0 (B, C, T, H, W) from t (B,), x_t and context (B, C, T, H, W)."""
@@ -120,6 +123,22 @@ class Denoiser(nn.Module):
 
     def outputs(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the network predicts and its log-variance of x_0, both (B, C, T, H, W)."""
+        guess, answer, log_variance = self._answer(t, x_t, context)
+        return self._join(guess, answer, context), log_variance
+
+    def compare(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The estimate of the skip, that of the denoiser, and the variance, all (B, C, T, H, W)."""
+        guess, answer, log_variance = self._answer(t, x_t, context)
+        variance = None if log_variance is None else log_variance.exp()
+        return guess, self.convert(t, x_t, context, self._join(guess, answer, context)), variance
+
+    def _join(self, guess: Tensor, answer: Tensor, context: Tensor) -> Tensor:
+        if self.prediction == "data":
+            return guess + self.gain * answer
+        return torch.where(context, 0, guess) + answer
+
+    def _answer(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The skip, what the network adds to it, and its log-variance."""
         alpha_t, sigma_t = levels(self.schedule, t)
         x = torch.where(context, x_t, 0)
         guess = self.skip(x, context, alpha_t, sigma_t)
@@ -127,9 +146,7 @@ class Denoiser(nn.Module):
         static = self.static[None, :, None].expand(b, -1, frames, -1, -1)
         features = torch.cat([x, context.to(x.dtype), guess, static], dim=1)
         answer = self.network(features, self.schedule.log_snr(t))
-        first = guess if self.prediction == "data" else torch.where(context, 0, guess)
-        output = first + answer[:, :variables]
-        return output, _log_variance(answer[:, variables:]) if self.spread else None
+        return guess, answer[:, :variables], _log_variance(answer[:, variables:]) if self.spread else None
 
     def convert(self, t: Tensor, x_t: Tensor, context: Tensor, output: Tensor) -> Tensor:
         """The x_0 (B, C, T, H, W) that an output of the network means."""

@@ -1,8 +1,10 @@
 """Independent streams of randomness from one seed, so that a change in one stage does not change the others."""
 
+import hashlib
+
 from torch import Generator
 
-__all__ = ["stream"]
+__all__ = ["position_stream", "stream"]
 
 STREAMS = ("hold-out", "bank", "audit", "choice", "fill", "covariance", "independence", "climatology")
 
@@ -10,3 +12,9 @@ STREAMS = ("hold-out", "bank", "audit", "choice", "fill", "covariance", "indepen
 def stream(seed: int, name: str) -> Generator:
     """The generator of one stage."""
     return Generator().manual_seed(seed * 1000 + 1 + STREAMS.index(name))
+
+
+def position_stream(seed: int, *position: int | str) -> Generator:
+    """A generator of its own for each position; torch's generators take 32 bits of a seed."""
+    words = " ".join(map(str, (seed, *position)))
+    return Generator().manual_seed(int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest()))

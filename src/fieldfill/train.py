@@ -5,13 +5,12 @@ So a killed run that is resumed ends with the very weights of an uninterrupted o
 time, and any number of processes, each with its share of the windows, makes the same run up to rounding.
 """
 
-import hashlib
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,16 +18,16 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from fieldfill.denoise import Denoiser, matching_losses, noised
+from fieldfill.denoise import Denoiser, matching_losses
 from fieldfill.errors import InputError
 from fieldfill.parallel import ALONE, Team, compiled, exchanging, lower_precision
 from fieldfill.partition import Partition
 from fieldfill.schedule import PowerTime
+from fieldfill.seeds import position_stream
+from fieldfill.validate import Validation, at_once, validate
 from fieldfill.windows import Ahead, Windows
 
-__all__ = ["Progress", "TrainSettings", "Training", "validation_error"]
-
-PART_CELLS = 2**21  # cells (B, C, T, H, W) that go through the network at once, unless settings say otherwise
+__all__ = ["Progress", "TrainSettings", "Training"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ class TrainSettings:
         in which the network computes while it trains; losses, weights and validation are float32 always.
     compile
         whether to let torch.compile speed the network up.
+    shrink
+        whether validation decides how much of the network's correction is used, see `fieldfill.validate`.
     """
 
     steps: int = 500
@@ -72,6 +73,7 @@ class TrainSettings:
     accumulate: int = 0
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False
+    shrink: bool = True
 
     def learning_rate(self, progress: float) -> float:
         """Linear warm-up, then a half cosine to zero; progress in [0, 1]."""
@@ -99,7 +101,8 @@ class Training:
     Attributes
     ----------
     history
-        one entry a validation: step, seconds, validation error, mean loss since the last one. Step 0 is the skip.
+        one entry a validation: step, seconds, what `fieldfill.validate` finds, mean loss since the last one. Step 0 is
+        the skip.
     skipped
         windows that could not be split into context and query.
     waited
@@ -117,7 +120,8 @@ class Training:
     seconds: float = 0.0
     waited: float = 0.0
     skipped: int = 0
-    best: float = math.inf
+    least: float = math.inf
+    best: dict[str, float] = field(default_factory=lambda: {"error": math.inf})
     stale: int = 0
     finished: bool = False
 
@@ -140,7 +144,7 @@ class Training:
         self.best_weights = _clone(self.network)
         self.times = PowerTime(self.settings.time_power, self.denoiser.schedule.delta)
         mine = len(self.team.share(self.settings.batch))
-        self.parts = min(mine, self.settings.accumulate or math.ceil(mine / _at_once(self.windows)))
+        self.parts = min(mine, self.settings.accumulate or math.ceil(mine / at_once(self.windows)))
         self.batches = Ahead(self._draw)
         self._losses: list[float] = []
 
@@ -161,6 +165,7 @@ class Training:
         with self.batches, self._accelerated():
             self._run(report, checkpoint)
         self.network.load_state_dict(self.best_weights)
+        self.denoiser.gain.fill_(self.best["gain"])
         self.denoiser.cpu()
         if self.skipped >= self.step * self.settings.batch:
             raise InputError(
@@ -211,7 +216,7 @@ class Training:
         step, part = divmod(n, self.parts)
         mine = self.team.share(self.settings.batch)
         mine = mine[part * len(mine) // self.parts : (part + 1) * len(mine) // self.parts]
-        windows = [self._draw_window(_stream(self.seed, step, i)) for i in mine]
+        windows = [self._draw_window(position_stream(self.seed, step, i)) for i in mine]
         return [torch.cat(tensors) for tensors in zip(*windows)]
 
     def _draw_window(self, generator: Generator) -> tuple[Tensor, ...]:
@@ -257,15 +262,19 @@ class Training:
 
     def _validate(self) -> None:
         with self._using(self.average.module) as denoiser:
-            error = validation_error(denoiser, self.windows, self.seed, self.team)
-        entry = {"step": self.step, "seconds": self.seconds, "waited": self.waited, "validation": error}
+            found = validate(denoiser, self.windows, self.seed, self.team, shrink=self.settings.shrink)
+        entry = {"step": self.step, "seconds": self.seconds, "waited": self.waited, "validation": found.error}
+        entry["gain"] = found.gain
+        if math.isfinite(found.surprise):
+            entry["surprise"] = found.surprise
         if self._losses:
             entry["loss"] = sum(self._losses) / len(self._losses)
             self._losses.clear()
         self.history.append(entry)
-        self.stale += 1
-        if error < self.best or not math.isfinite(self.best):
-            self.best, self.stale, self.best_weights = error, 0, _clone(self.average.module)
+        self.stale = 0 if found.error < self.least else self.stale + 1
+        self.least = min(self.least, found.error)
+        if found.beats(Validation(**self.best), self.least):
+            self.best, self.best_weights = asdict(found), _clone(self.average.module)
 
     def _describe(self, loss: float) -> Progress:
         rate = self.step * self.settings.batch / max(self.seconds, 1e-9)
@@ -297,39 +306,8 @@ class Training:
             setattr(self, name, state[name])
 
 
-CHECKPOINTED = ("history", "step", "seconds", "waited", "skipped", "best", "stale", "finished")
+CHECKPOINTED = ("history", "step", "seconds", "waited", "skipped", "least", "best", "stale", "finished")
 
 
 def _clone(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
-
-def _stream(seed: int, *position: int | str) -> Generator:
-    """A generator of its own for each position; torch's generators take 32 bits of a seed."""
-    words = " ".join(map(str, (seed, *position)))
-    return Generator().manual_seed(int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest()))
-
-
-def _at_once(windows: Windows) -> int:
-    """Windows that may go through the network together, for the sake of memory."""
-    _, variables, _, rows, columns = windows.record.shape
-    return max(1, PART_CELLS // (variables * windows.length * rows * columns))
-
-
-@torch.no_grad()
-def validation_error(denoiser: Denoiser, windows: Windows, seed: int, team: Team = ALONE, batch: int = 16) -> float:
-    """Mean squared error (unitless) on the held-out cells, from all other observations, at the smallest noise."""
-    denoiser.eval()
-    total, cells = 0.0, 0
-    mine = team.share(len(windows.held.places))
-    for first in mine[:: (step := min(batch, _at_once(windows)))]:
-        chosen = range(first, min(first + step, mine.stop))
-        x, context, held = windows.held_out([windows.held.places[i] for i in chosen])
-        noise = torch.cat([torch.randn(x[:1].shape, generator=_stream(seed, "validation", i)) for i in chosen])
-        x, context, held, noise = (tensor.to(team.device) for tensor in (x, context, held, noise))
-        t = torch.full((len(x),), denoiser.schedule.delta, device=team.device)
-        estimate = denoiser(t, noised(denoiser.schedule, t, x, noise), context)
-        total += torch.where(held, estimate - x, 0).square().sum().item()
-        cells += int(held.sum())
-    error, count = team.sum(total, cells)
-    return error / count if count else math.nan
