@@ -115,15 +115,28 @@ def distance_to_observation(
     observed = np.asarray(observed, bool)
     sampling, last = ((1.0, 1.0), 2) if in_frame else ((frame_cells, 1.0, 1.0), 3)
     grids = observed.reshape(-1, *observed.shape[-last:])
-    # On a torus no nearest observation is farther than half a turn, so half a turn on each side is enough.
-    turns = [size // 2 if closed else 0 for size, closed in zip(observed.shape[-2:], periodic)]
-    pad = [(0, 0)] * (last - 2) + [(turn, turn) for turn in turns]
-    inner = tuple(slice(before, before + size) for (before, _), size in zip(pad, grids.shape[1:]))
     out = np.full(grids.shape, np.inf)
     for distance, grid in zip(out, grids):
         if grid.any():
-            distance[...] = distance_transform_edt(~np.pad(grid, pad, mode="wrap"), sampling=sampling)[inner]
+            # In a mask that does not change the nearest observation is never nearer in another frame.
+            static = last == 3 and (grid == grid[:1]).all()
+            distance[...] = (
+                _distance(grid[0], sampling[1:], periodic) if static else _distance(grid, sampling, periodic)
+            )
     return out.reshape(observed.shape)
+
+
+def _distance(grid: Array, sampling: tuple[float, ...], periodic: tuple[bool, bool]) -> Array:
+    """Distance to the nearest True cell of one grid (..., H, W)."""
+    open_ended = distance_transform_edt(~grid, sampling=sampling)
+    if not any(periodic):
+        return open_ended
+    # Around an axis nothing is nearer than what lies within the largest distance found without going around.
+    reach = int(np.ceil(open_ended.max()))
+    turns = [min(size // 2, reach) if closed else 0 for size, closed in zip(grid.shape[-2:], periodic)]
+    pad = [(0, 0)] * (grid.ndim - 2) + [(turn, turn) for turn in turns]
+    inner = tuple(slice(before, before + size) for (before, _), size in zip(pad, grid.shape))
+    return distance_transform_edt(~np.pad(grid, pad, mode="wrap"), sampling=sampling)[inner]
 
 
 def energy_spectrum(field: Array, taper: bool = False) -> tuple[Array, Array]:
