@@ -289,4 +289,4 @@ def test_the_ensemble_with_the_smaller_weighted_error_is_chosen() -> None:
     windows = replace(windows_of("block"))
     windows.held = replace(windows.held, places=windows.held.places[:8], masks=windows.held.masks[:8])
     best, scores = choose_ensemble(Oracle(None), PixelPartition(), windows, config, generator())
-    assert best == DIRECT and min(scores, key=lambda name: scores[name]) == str(DIRECT) and len(scores) == 3
+    assert best == DIRECT and min(scores, key=lambda name: scores[name]) == str(DIRECT) and len(scores) == 4
