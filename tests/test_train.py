@@ -1,5 +1,7 @@
 """The training loop: it learns, it resumes bit for bit, it touches nothing global, it never cheats."""
 
+import time
+
 import pytest
 import torch
 
@@ -114,6 +116,15 @@ def test_the_clock_can_end_a_run_and_anneals_the_rate() -> None:
     settings = TrainSettings()
     assert settings.learning_rate(1.0) < 1e-9 < settings.learning_rate(0.5) < settings.learning_rate(settings.warmup)
     assert settings.learning_rate(settings.warmup) == pytest.approx(settings.rate)
+
+
+def test_processor_minutes_do_not_count_waiting() -> None:
+    training = make_training(TrainSettings(steps=2, clock="processor", batch=2, validate_every=10**6))
+    begun, used = time.monotonic(), time.process_time()
+    training.run(report=lambda progress: time.sleep(1.0))
+    waited = time.monotonic() - begun - (time.process_time() - used)
+    assert training.seconds <= time.process_time() - used
+    assert waited > 1
 
 
 @pytest.mark.parametrize("ensemble", [Ensemble(0), Ensemble(3), Ensemble(2, keep=0.9)], ids=str)

@@ -38,6 +38,8 @@ class TrainSettings:
     ----------
     steps, minutes
         the run ends with whichever comes first; the learning rate is annealed towards that end.
+    clock
+        what the minutes are: time on the wall, or of all processors, which other work on the machine does not use up.
     batch
         windows per step, of all processes together.
     accumulate
@@ -61,6 +63,7 @@ class TrainSettings:
 
     steps: int = 500
     minutes: float | None = None
+    clock: Literal["wall", "processor"] = "wall"
     batch: int = 16
     rate: float = 1e-3
     warmup: float = 0.05
@@ -174,13 +177,14 @@ class Training:
             )
 
     def _run(self, report: Callable[[Progress], None] | None, checkpoint: Path | None) -> None:
-        clock = time.monotonic()
+        now = time.monotonic if self.settings.clock == "wall" else time.process_time
+        last = now()
         if self.step == 0:
             self._validate()  # the untrained network leaves the skip as it is: training must do better than that
         while not self.finished:
             loss = self._train_step()
-            now = time.monotonic()
-            self.seconds, clock = self.team.of_first(self.seconds + now - clock), now
+            last, before = now(), last
+            self.seconds = self.team.of_first(self.seconds + last - before)
             done = self.progress >= 1
             if done or self.step % self.settings.validate_every == 0:
                 self._validate()

@@ -98,7 +98,7 @@ class Scale:
     network
         Settings of `fieldfill.config.Config` that every learnt method shares: one backbone of one size.
     minutes, steps
-        Budget of a training; the first to be used up ends it.
+        Budget of a training, in minutes of all processors together; the first to be used up ends it.
     batch
         Samples per training step for each data set.
     """
@@ -145,7 +145,7 @@ _CPU = Scale(
     {"advection": (256, 32), "shallow-water": (256, 32), "navier-stokes": (192, 32), "gaussian": (512, 32)},
     crop=None,
     network={"network": "unet", "base": 48, "levels": 3, "patch": 2, "skip_steps": 20},
-    minutes=6.0,
+    minutes=12.0,
     steps=100_000,
     batch={"advection": 16, "shallow-water": 16, "navier-stokes": 8, "gaussian": 16, "era5": 16},
 )

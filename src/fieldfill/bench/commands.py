@@ -29,7 +29,9 @@ Results = Annotated[
     ),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Data and models; default: .bench_cache beside the rows.")]
-Minutes = Annotated[float | None, typer.Option("--minutes", help="Budget of a training; default: the scale's.")]
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", help="Processor minutes of a training; default: the scale's.")
+]
 Threads = Annotated[int, typer.Option("--threads", help="Threads of a training.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -87,7 +89,7 @@ def list_benches(scale: ScaleName = "cpu", results: Results = None, as_json: Jso
     _say(found, "\n".join(lines), as_json)
 
 
-@app.command(epilog="Example: fieldfill bench run block --case advection-block8of9 --seeds 0,1 --minutes 6")
+@app.command(epilog="Example: fieldfill bench run block --case advection-block8of9 --seeds 0,1 --minutes 12")
 def run(
     names: Names = None,
     scale: ScaleName = "cpu",
