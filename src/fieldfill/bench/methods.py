@@ -73,7 +73,7 @@ def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classi
         "navier_stokes": lambda: Classical(baselines.NavierStokes(domain=domain)),
         "biharmonic": lambda: Classical(baselines.Biharmonic(domain=domain), fill_cells=1_000_000),
         "eof": lambda: Classical(baselines.EOF(domain=domain, max_rank=20, iterations=60), _eof_samples(case, scale)),
-        "oi": lambda: Classical(baselines.OptimalInterpolation(domain=domain), 32, fill_cells=1_000_000),
+        "oi": lambda: Classical(_interpolation(case, scale, domain), fill_cells=1_000_000),
         "optimum": lambda: Classical(
             baselines.GaussianOptimum(field=_law(scale), domain=domain, uncertainty=False), fit_samples=1
         ),
@@ -84,12 +84,19 @@ def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classi
         raise Unavailable(str(error)) from error
 
 
+def _interpolation(case: Case, scale: Scale, domain: np.ndarray) -> Baseline:
+    """Optimal interpolation in the windows that the networks see."""
+    window = 8 if case.data == "era5" else _frames(case, scale)  # at most the frames of a sample
+    return baselines.OptimalInterpolation(domain=domain, window=window, probes=4)
+
+
 def _eof_samples(case: Case, scale: Scale) -> int | None:
     """As many samples as hold about 800 frames: the refill costs frames times cells times iterations."""
-    if case.data == "era5":
-        return None
-    frames = len(scale.simulators[case.data].coordinates()["time"][0])
-    return max(4, 800 // frames)
+    return None if case.data == "era5" else max(4, 800 // _frames(case, scale))
+
+
+def _frames(case: Case, scale: Scale) -> int:
+    return len(scale.simulators[case.data].coordinates()["time"][0])
 
 
 def _law(scale: Scale) -> GaussianField:
