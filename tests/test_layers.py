@@ -19,7 +19,7 @@ LAYERS = [
     ["denoise", "covariance"],
     ["train", "validate", "parallel", "sample", "multistep", "guide"],
     ["config"],
-    ["calibrate", "model", "gaps", "audit", "physics", "members", "steering"],
+    ["calibrate", "model", "gaps", "audit", "physics", "members", "steering", "estimates"],
     ["baselines"],
     ["fill"],
     ["bench", "report"],

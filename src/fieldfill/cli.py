@@ -198,6 +198,7 @@ def fill(
         str, typer.Option("--guidance", help="Weight of the equation of simulated data, or auto.")
     ] = "0",
     budget: Annotated[bool, typer.Option("--budget", help="Add where the error of each cell comes from.")] = False,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that share the windows.")] = 1,
     seed: Annotated[int | None, typer.Option("--seed", help="Default: the model's.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -213,7 +214,7 @@ def fill(
     solver = Solver(order=order) if solver_steps is None else Solver(steps=solver_steps, order=order)
     weight = guidance if guidance == "auto" else _number(guidance, "--guidance")
     with counting_bar("filling") as report:
-        filled = filler.fill(open_dataset(data), members, seed, report, sampler, solver, weight, budget)
+        filled = filler.fill(open_dataset(data), members, seed, report, sampler, solver, weight, budget, workers)
     save_dataset(filled, output, overwrite)
     counts = {
         name: {kind: int((filled[f"{name}_flag"].values == flag).sum()) for kind, flag in FLAGS.items()}

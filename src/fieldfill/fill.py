@@ -1,7 +1,7 @@
 """The facade: `Filler` learns from a gappy data set and fills it."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 
 from fieldfill.audit import audited, mask_bank, summary
 from fieldfill.axes import find_axes
@@ -20,10 +19,11 @@ from fieldfill.climatology import learn_normaliser
 from fieldfill.config import Config, build_denoiser, preset, static_features
 from fieldfill.covariance import learn_covariance
 from fieldfill.errors import InputError
+from fieldfill.estimates import Estimator, estimates
 from fieldfill.grid import Grid
 from fieldfill.holdout import hold_out
 from fieldfill.inputs import DAY_OF_YEAR, SEASON, static_maps, with_season
-from fieldfill.members import Sampling, draw_members, missing_cells, place_generator
+from fieldfill.members import Sampling, draw_members, missing_cells
 from fieldfill.model import Model
 from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
@@ -33,11 +33,10 @@ from fieldfill.sample import density_matched
 from fieldfill.seeds import stream
 from fieldfill.steering import Steering
 from fieldfill.train import Progress, Training
-from fieldfill.windows import Blend, Normaliser, Windows, cover
+from fieldfill.windows import Normaliser, Windows, cover
 
 __all__ = ["Filler", "budget_of", "load"]
 
-BATCH, BATCH_CELLS = 16, 2**22  # windows, and cells of them, filled at once
 CHECKPOINT = "checkpoint.pt"
 PARTS = tuple(field.name for field in fields(Budget))
 
@@ -179,6 +178,7 @@ class Filler:
         solver: Solver | None = None,
         guidance: float | str = 0.0,
         budget: bool = False,
+        workers: int = 1,
     ) -> xr.Dataset:
         """Fills ``ds``; for each variable v the result also has v_std (0 where observed) and v_flag.
 
@@ -195,11 +195,17 @@ class Filler:
             ``auto`` chooses it on held-out cells. 0 leaves equations out.
         budget
             Whether v_budget says where the variance of each cell comes from, see `fieldfill.budget`.
+        workers
+            Processes that share the windows. A script that asks for several needs the usual
+            ``if __name__ == "__main__":``; each holds a copy of the model and, unless they are read from a file on
+            demand, of the data. Members are drawn by this process.
         """
         if not hasattr(self, "model_"):
             raise InputError("this Filler has not learnt anything yet; call fit(ds) first, or fieldfill.load(path)")
         if members < 0:
             raise InputError(f"members={members}; give 0 or more")
+        if workers < 1:
+            raise InputError(f"workers={workers}; give 1 or more")
         model, seed = self.model_, self.seed if seed is None else seed
         default = "conditional" if isinstance(model.denoiser.skip, GaussianSkip) else "weighted"
         sampling = Sampling(sampler or default, solver or Solver())
@@ -212,7 +218,8 @@ class Filler:
         shape = (record.shape[0], members, *record.shape[1:])
         drawn = np.empty(shape, dtype) if members else None
         parts = np.empty((len(PARTS), *record.shape), np.float32) if budget else None
-        for sample, (mean, spread, shares) in enumerate(_estimates(model, windows, seed, report, budget)):
+        estimator = Estimator(model, windows, seed, budget)
+        for sample, (mean, spread, shares) in enumerate(estimates(estimator, report, workers)):
             guide = None if steering is None else steering.at(sample)
             if guide is not None:
                 mean = guide(mean[None], missing_cells(model, windows, sample))[0]
@@ -269,37 +276,6 @@ def budget_of(filled: xr.Dataset) -> dict[str, dict[str, float]]:
     names = [str(name).removesuffix("_budget") for name in filled.data_vars if str(name).endswith("_budget")]
     sums = [[float(filled[f"{name}_budget"].sel(part=part).sum()) for name in names] for part in PARTS]
     return budget_table(Budget(*map(np.array, sums)), names)
-
-
-def _estimates(
-    model: Model, windows: Windows, seed: int, report: Callable[[int, int], None] | None, budget: bool
-) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-    """Mean and standard deviation (C, T, H, W), unitless, of each sample; windows of several samples share a batch.
-
-    The third are the shares (3, C, T, H, W) of the parts of the variance, or nothing (0, ...) without ``budget``.
-    """
-    length, (samples, *_, rows, columns) = windows.length, windows.record.shape
-    frames = windows.record.shape[2]
-    starts = cover(frames, length, max(1, length // 2))
-    places = [(sample, start) for sample in range(samples) for start in starts]
-    step = max(1, min(BATCH, BATCH_CELLS // (len(model.variables) * length * rows * columns)))
-    blends = [Blend(frames, length) for _ in range(3)]
-    for first in range(0, len(places), step):
-        chosen = places[first : first + step]
-        x, observed = windows.training(chosen)
-        mean, spread, *parts = model.estimate(x, observed, [place_generator(seed, *place) for place in chosen], budget)
-        split = [part for found in parts for part in vars(found).values()]
-        for i, (_, start) in enumerate(chosen):
-            shares = np.reshape([part[i] for part in split], (len(split), *mean.shape[1:]))
-            for blend, window in zip(blends, (mean[i], spread[i], shares)):
-                blend.add(start, window)
-            if start == starts[-1]:
-                whole = [blend.mean() for blend in blends]
-                total = np.maximum(whole[2].sum(0), 1e-30)
-                yield torch.from_numpy(whole[0]).float(), torch.from_numpy(whole[1]).float(), whole[2] / total
-                blends = [Blend(frames, length) for _ in range(3)]
-        if report is not None:
-            report(first + len(chosen), len(places))
 
 
 def _told(model: Model, windows: Windows) -> str:
