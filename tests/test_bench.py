@@ -14,6 +14,7 @@ from fieldfill.bench.claims import FAILS, HOLDS, UNKNOWN, check_claims, inverse_
 from fieldfill.bench.commands import app
 from fieldfill.bench.figures import draw_figures
 from fieldfill.bench.methods import CLASSICAL, LEARNT, METHODS, learnt, methods_of
+from fieldfill.bench.page import results_page
 from fieldfill.bench.run import Runner
 from fieldfill.bench.speed import slope
 from fieldfill.bench.summary import Summary
@@ -93,9 +94,17 @@ def test_tables_claims_and_figures_render_from_the_rows(measured: Summary, runne
     page = to_html([table for table in tables if table is not None])
     assert page.count("<table>") == sum(table is not None for table in tables)
     assert {finding.verdict for _, finding in check_claims(measured)} <= {HOLDS, FAILS, UNKNOWN}
+    whole = results_page(measured)
+    assert all(table.markdown() in whole for table in tables if table is not None)
     drawn, missing = draw_figures(runner, tmp_path / "figures")
     assert {path.stem for path in drawn} >= {"blank-block", "gaussian"} - {entry.split(":")[0] for entry in missing}
     assert drawn and all(path.stat().st_size > 5000 for path in drawn)
+
+
+def test_the_page_of_results_says_what_the_committed_rows_say() -> None:
+    root = Path(__file__).parents[1]
+    found = Summary(rows.read(root / "benchmarks" / "results"))
+    assert (root / "docs" / "results.md").read_text() == results_page(found), "run 'fieldfill bench page'"
 
 
 def test_an_interrupted_run_goes_on_with_the_next_missing_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

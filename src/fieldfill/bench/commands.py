@@ -168,6 +168,21 @@ def claims(results: Results = None, as_json: Json = False) -> None:
     _say({"claims": checked, "ratios": ratios}, "\n".join(lines), as_json)
 
 
+@app.command(epilog="Example: fieldfill bench page -o docs/results.md")
+def page(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Markdown file, written anew.")],
+    results: Results = None,
+    as_json: Json = False,
+) -> None:
+    """Write all tables and statements as one page."""
+    from fieldfill.bench.page import results_page
+    from fieldfill.bench.rows import read
+    from fieldfill.bench.summary import Summary
+
+    output.write_text(results_page(Summary(read(_folder(results, "cpu")))))
+    _say({"page": str(output)}, f"written to {output}", as_json)
+
+
 @app.command(epilog="Example: fieldfill bench figures -o docs/images/bench")
 def figures(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the pictures.")],

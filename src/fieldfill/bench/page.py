@@ -1,0 +1,63 @@
+"""The page of results: every table, what the statements of the paper come to, and what the rows cost."""
+
+from collections import Counter
+
+from fieldfill.bench.benches import BENCHES
+from fieldfill.bench.claims import check_claims, ratio_table
+from fieldfill.bench.summary import Summary
+from fieldfill.bench.tables import Table, make_table
+
+__all__ = ["results_page"]
+
+HEAD = """# Results
+
+Made by `fieldfill bench page` from the rows in `benchmarks/results`; the rules and what the names mean are on the page
+[Benchmark](benchmarks.md), the methods on [Baselines](baselines.md).
+"""
+
+
+def results_page(found: Summary) -> str:
+    """Markdown; the same rows give the same page."""
+    tables = [table for name in BENCHES if (table := make_table(found, name)) is not None]
+    parts = [HEAD, _costs(found), "## Statements", _claims(found), "## Ratios", _ratios(found).markdown(), "## Tables"]
+    return "\n\n".join(part.strip() for part in [*parts, *(table.markdown() for table in tables)]) + "\n"
+
+
+def _costs(found: Summary) -> str:
+    """Budgets and processor time of the rows."""
+    trained = [row for row in found.rows if row.get("train_steps")]
+    budgets = Counter(_budget(row["budget"]) for row in trained)
+    told = ", ".join(f"{count} for {budget}" for budget, count in budgets.most_common())
+    hours = sum(row.get("cpu_seconds", 0.0) for row in found.rows) / 3600
+    seeds = sorted({row["seed"] for row in found.rows})
+    return (
+        f"{len(found.rows)} rows, seeds {', '.join(map(str, seeds))}, {hours:.1f} hours of processor time. Rows of "
+        f"trained models: {told}."
+    )
+
+
+def _budget(budget: dict) -> str:
+    return f"{budget['steps']} steps" if budget["minutes"] is None else f"{budget['minutes']:g} processor minutes"
+
+
+def _claims(found: Summary) -> str:
+    return "\n".join(
+        f"- **{finding.verdict}** ({claim.source}): {claim.statement}. {finding.detail}".rstrip()
+        for claim, finding in check_claims(found)
+    )
+
+
+def _ratios(found: Summary) -> Table:
+    keys = ("classical", "published_classical", "missdiff")
+    lines = [
+        (str(entry["case"]), *(_number(entry[key]) for name in keys for key in (name, f"paper_{name}")))
+        for entry in ratio_table(found)
+    ]
+    heads = ("column", "best classical", "paper", "best of the paper's classical", "paper", "MissDiff", "paper")
+    return Table(
+        "fieldfill over other methods", "Beside each ratio that of the paper's own method.", heads, tuple(lines)
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
