@@ -46,7 +46,7 @@ def test_a_worker_that_dies_is_told_in_one_line(filler: ff.Filler) -> None:
     record = open_record(gappy_dataset(), domain=filler.model_.domain.numpy())
     windows = Windows(record, filler.model_.normaliser, 4)
     found: Iterator = estimates(Dying(filler.model_, windows, 0, False), None, workers=2)
-    with pytest.raises(InputError, match="2 worker processes died.*fewer workers"):
+    with pytest.raises(InputError, match=r"2 worker processes died.*fewer workers"):
         next(found)
 
 
