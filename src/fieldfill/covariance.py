@@ -16,6 +16,11 @@ keep their correlation along their way. Negative eigenvalues are set to zero.
 what the stationary part gives it. They take their share of the variance from the stationary part.
 
 Drift or none, taper, nugget, patterns or none are those with the smallest error on held-out cells.
+
+*Moving windows.* One drift for the whole record is not enough where every window has its own. If the values of some
+windows show one clearly (`fieldfill.nn.drift`), a second law is learnt from these windows, each moved back by its own
+drift. It starts with the covariance that the common law has at one time, times exp(-τ / memory), and goes on with
+expectation–maximisation. It is kept if it lowers the held-out error.
 """
 
 import itertools
@@ -43,6 +48,15 @@ MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
 MAX_VALUES = 2**25  # values that are looked at, for large grids
 MAX_COMPLETED = 2**19  # cells of the windows completed in a round
 MAX_VALIDATED = 2**18  # cells of the windows an error is measured on
+# For moving windows twice as many: what moves unchanged shows each wave but once in a window.
+TWICE = 2
+MAX_SEARCHED = 64  # windows whose drift is looked at
+LEAST_CLEAR = 0.1  # of them, without which there is no law for moving windows
+HOPELESS = 1.2  # times the error of the common law: no further round
+LEAST_BETTER = 0.02  # lower held-out error, for which a second law is worth having
+MEMORIES = (4.0, 1.0, 0.25)  # in windows
+MOVING_TAPERS = (math.inf, 9.0)
+LEAST_NUGGET = 0.003  # of moving windows: with less the equations take many more steps and the answer is the same
 BATCH_CELLS = 2**17  # cells of the windows that are solved for together
 CHUNK_BYTES = 2**26  # of matrices that are decomposed together
 FEW = 20  # a separation with fewer pairs than this is not trusted
@@ -168,19 +182,27 @@ def _mean_over_modes(power: Tensor, torus: tuple[int, int]) -> Tensor:
 
 
 def complete_windows(
-    skip: GaussianSkip, windows: Windows, places: list[tuple[int, int]], generator: Generator
+    skip: GaussianSkip,
+    windows: Windows,
+    places: list[tuple[int, int]],
+    generator: Generator,
+    drifts: Tensor | None = None,
 ) -> tuple[Tensor, float]:
-    """Covariance (C, C, T, rows, columns) of windows completed by posterior draws, and the nugget."""
+    """Covariance (C, C, T, rows, columns) of windows completed by posterior draws, and the nugget.
+
+    With ``drifts`` (N, 2) it is that of the windows moved back.
+    """
     variables, frames, rows, columns = skip.shape
     sums, squares, cells = torch.zeros(()), 0.0, 0
     batch = max(1, BATCH_CELLS // math.prod(skip.shape))
     for first in range(0, len(places), batch):
         x, observed = windows.training(places[first : first + batch])
-        field, _ = skip.complete(x, observed, generator)
-        field = field.unflatten(1, (variables, frames))
-        left = (field[..., :rows, :columns] - x)[observed]
+        drift = None if drifts is None else drifts[first : first + batch]
+        field, _ = skip.complete(x, observed, generator, drift)
+        left = (field[..., :rows, :columns].view_as(x) - x)[observed]
         squares, cells = squares + left.square().sum().item(), cells + left.numel()
-        sums = sums + _lagged(torch.fft.rfft2(field), frames)
+        spectrum = torch.fft.rfft2(field) if drift is None else skip.at_rest(field, drift)
+        sums = sums + _lagged(spectrum.unflatten(1, (variables, frames)), frames)
     pairs = len(places) * math.prod(skip.torus) * torch.arange(frames, 0, -1.0)[:, None, None]
     return torch.fft.irfft2(sums, s=skip.torus) / pairs, squares / max(1, cells)
 
@@ -205,28 +227,50 @@ def patterns_of(
     return patterns, float(excess[kept].sum() / total.clamp(min=1e-12))
 
 
-class _Search:
-    """Tries covariances on the held-out cells and remembers the best."""
+def _clear_windows(skip: GaussianSkip, windows: Windows, generator: Generator) -> tuple[list[tuple[int, int]], Tensor]:
+    """Some windows that show a clear drift, and these drifts (N, 2); none if they are few."""
+    places = _some(windows, MAX_SEARCHED, generator)
+    batch = max(1, BATCH_CELLS // math.prod(skip.shape))
+    parts = [skip.drifts(*windows.training(places[i : i + batch])) for i in range(0, len(places), batch)]
+    drifts, clear = (torch.cat(part) for part in zip(*parts))
+    if clear.float().mean() < LEAST_CLEAR:
+        return [], drifts[:0]
+    most = max(2, TWICE * MAX_COMPLETED // math.prod(skip.shape))
+    kept = clear.nonzero()[:most, 0]
+    return [places[i] for i in kept.tolist()], drifts[kept]
 
-    def __init__(self, skip: GaussianSkip, windows: Windows) -> None:
-        self.skip, self.windows = skip, windows
+
+def _fading(skip: GaussianSkip, memory: float) -> Tensor:
+    """The covariance (C, C, T, rows, columns) of a field that a skip describes at one time and that fades with time."""
+    variables, length = skip.shape[:2]
+    factor = torch.view_as_complex(skip.factor).unflatten(1, (variables, length))
+    spectrum = torch.einsum("kbfr,kafr->abk", factor, factor.conj()) / length
+    at_once = torch.fft.irfft2(spectrum.unflatten(2, (skip.torus[0], -1)), s=skip.torus)
+    return at_once[:, :, None] * torch.exp(-torch.arange(float(length)) / memory)[:, None, None]
+
+
+class _Search:
+    """Tries covariances of a law on the held-out cells of the skip it belongs to, and remembers the best."""
+
+    def __init__(self, skip: GaussianSkip, windows: Windows, law: GaussianSkip, validated: int) -> None:
+        self.skip, self.windows, self.law, self.validated = skip, windows, law, validated
         self.best: dict[str, float] = {"validation": math.inf}
         self._state: dict[str, Tensor] = {}
 
     def attempt(self, covariance: Tensor, taper: float, drift: tuple[float, float], nugget: float) -> None:
         """A stationary covariance."""
         settings = {"taper": taper, "nugget": nugget, "drift_rows": drift[0], "drift_columns": drift[1]}
-        self.judge(factorise(tapered(covariance, taper, drift), self.skip), None, settings)
+        self.judge(factorise(tapered(covariance, taper, drift), self.law), None, settings)
 
     def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float]) -> bool:
         """Whether this is the best so far."""
-        self.skip.set_covariance(factor, patterns)
-        self.skip.nugget.fill_(settings["nugget"])
-        error = held_out_error(self.skip, self.windows)
+        self.law.set_covariance(factor, patterns)
+        self.law.nugget.fill_(settings["nugget"])
+        error = held_out_error(self.skip, self.windows, self.validated)
         better = error < self.best["validation"] or not self._state
         if better:
-            self.best = {**settings, "patterns": len(self.skip.patterns), "validation": error}
-            self._state = {name: value.clone() for name, value in self.skip.state_dict().items()}
+            self.best = {**settings, "patterns": len(self.law.patterns), "validation": error}
+            self._state = {name: value.clone() for name, value in self.law.state_dict().items()}
         return better
 
     @property
@@ -238,13 +282,56 @@ class _Search:
         return self.best["drift_rows"], self.best["drift_columns"]
 
     def restore(self) -> None:
-        self.skip.load_state_dict(self._state)
+        self.law.load_state_dict(self._state)
 
 
-def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
-    """Fits the skip to the record: covariance from the visible cells, drift, taper and nugget by the held-out ones."""
+def learn_covariance(
+    skip: GaussianSkip, windows: Windows, generator: Generator, moving: bool = True
+) -> dict[str, float]:
+    """Fits the skip to the record: covariance from the visible cells, drift, taper and nugget by the held-out ones.
+
+    With ``moving``, windows with a clear drift of their own get a second law if that pays.
+    """
     skip.eval()
-    found, search = separations(windows, skip.torus, generator), _Search(skip, windows)
+    skip.moving = None
+    best = _learn_common(skip, windows, generator)
+    if moving and skip.shape[1] > 2:
+        best |= _learn_moving(skip, windows, generator)
+    return {key: value for key, value in best.items() if math.isfinite(value)}
+
+
+def _learn_moving(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
+    """Gives the skip a law for moving windows if that lowers the held-out error, and says what was found."""
+    places, drifts = _clear_windows(skip, windows, generator)
+    if not places:
+        return {"moving": 0.0}
+    validated = TWICE * MAX_VALIDATED
+    common = held_out_error(skip, windows, validated)
+    law = skip.add_moving()
+    search = _Search(skip, windows, law, validated)
+    nugget = max(LEAST_NUGGET, skip.nugget.item())
+    for memory in MEMORIES:
+        search.attempt(_fading(skip, memory * skip.shape[1]), math.inf, (0.0, 0.0), nugget)
+    for _ in range(ROUNDS):
+        search.restore()
+        before = search.best["validation"]
+        covariance, nugget = complete_windows(law, windows, places, generator, drifts)
+        for taper in MOVING_TAPERS:
+            search.attempt(covariance, taper, (0.0, 0.0), max(LEAST_NUGGET, nugget))
+        if search.best["validation"] > min((1 - LEAST_GAIN) * before, HOPELESS * common):
+            break
+    search.restore()
+    if search.best["validation"] > (1 - LEAST_BETTER) * common:
+        skip.moving = None
+        return {"moving": 0.0}
+    found = {f"moving_{name}": search.best[name] for name in ("taper", "nugget")}
+    found |= {"moving_speed": drifts.norm(dim=1).median().item(), "common_validation": common}
+    return {"moving": 1.0, **found, "validation": search.best["validation"]}
+
+
+def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
+    """The law of all windows: the best settings."""
+    found, search = separations(windows, skip.torus, generator), _Search(skip, windows, skip, MAX_VALIDATED)
     for taper in TAPERS:
         search.attempt(found.covariance, taper, (0.0, 0.0), START_NUGGET)
     count = max(2, MAX_COMPLETED // math.prod(skip.shape))
@@ -267,7 +354,7 @@ def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator)
         if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
             break
     search.restore()
-    return {key: value for key, value in search.best.items() if math.isfinite(value)}
+    return search.best
 
 
 def _some(windows: Windows, count: int, generator: Generator) -> list[tuple[int, int]]:
@@ -276,11 +363,11 @@ def _some(windows: Windows, count: int, generator: Generator) -> list[tuple[int,
     return [windows.places[i] for i in order]
 
 
-def held_out_error(skip: GaussianSkip, windows: Windows) -> float:
-    """Mean squared error of the skip alone on the held-out cells of some validation windows."""
+def held_out_error(skip: GaussianSkip, windows: Windows, validated: int = MAX_VALIDATED) -> float:
+    """Mean squared error of the skip alone on the held-out cells of some windows, ``validated`` cells together."""
     total, cells = 0.0, 0
     each = math.prod(skip.shape)
-    places = windows.held.places[: max(1, MAX_VALIDATED // each)]
+    places = windows.held.places[: max(1, validated // each)]
     batch = max(1, BATCH_CELLS // each)
     for first in range(0, len(places), batch):
         x, context, held = windows.held_out(places[first : first + batch])
