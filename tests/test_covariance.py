@@ -7,6 +7,7 @@ import pytest
 import torch
 import xarray as xr
 
+from fieldfill import covariance
 from fieldfill.covariance import complete_windows, drift_of, factorise, learn_covariance, separations, tapered
 from fieldfill.holdout import hold_out
 from fieldfill.masks import CloudMask
@@ -51,6 +52,32 @@ def test_a_taper_keeps_the_way_of_a_moving_pattern_and_damps_what_is_far_from_it
         assert damped[lag, lag, -lag] == pytest.approx(1.0)
         assert damped[lag, lag + 2, -lag] == pytest.approx(math.exp(-0.5))
     assert torch.equal(tapered(flat, math.inf, (1.0, -1.0)), flat)
+    for lag in range(4):
+        faded = tapered(flat, math.inf, NONE, memory=2.0)[0, 0, lag]
+        assert torch.allclose(faded, torch.full((12, 12), math.exp(-(lag**2) / 8)))
+
+
+def test_waves_with_a_frequency_of_their_own_in_every_sample_need_a_memory(monkeypatch) -> None:
+    """The lines in the spectrum of a few samples are not those of the next; without damping they are taken for law."""
+    generator = torch.Generator().manual_seed(0)
+    frequency, phase = (math.pi * torch.rand(24, 6, 1, 1, 1, generator=generator) for _ in range(2))
+    rows, columns = (torch.randint(1, 4, (24, 6, 1, 1, 1), generator=generator) for _ in range(2))
+    t, y, x = torch.meshgrid(torch.arange(24.0), torch.arange(10.0), torch.arange(12.0), indexing="ij")
+    angle = 2 * math.pi * (rows * y / 10 + columns * x / 12) + frequency * t + 2 * phase
+    values = torch.cos(angle).sum(1) / math.sqrt(3)
+    hidden = torch.rand(24, 1, 10, 12, generator=generator) < 0.4
+    coords = {name: (name, np.arange(float(n)), {"periodic": 1}) for name, n in (("y", 10), ("x", 12))}
+    gappy = values.masked_fill(hidden, torch.nan).numpy()
+    record = open_record(xr.Dataset({"z": (("sample", "time", "y", "x"), gappy)}, coords))
+    windows = Windows(record, Normaliser(np.zeros(1), np.ones(1)), 24)
+    windows.held = hold_out(windows, 0.3, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(covariance, "ROUNDS", 1)
+    errors = []
+    for parts in (covariance.SHORTER, ()):
+        monkeypatch.setattr(covariance, "SHORTER", parts)
+        skip = GaussianSkip(1, 24, (10, 12), (True, True))
+        errors.append(learn_covariance(skip, windows, torch.Generator().manual_seed(0), moving=False)["validation"])
+    assert errors[0] < 0.8 * errors[1] and errors[0] < 0.5, errors
 
 
 def test_completing_windows_with_the_true_law_returns_the_true_law() -> None:
@@ -174,6 +201,6 @@ def test_no_more_is_read_than_needed(monkeypatch) -> None:
         return original(self, sample, start, length)
 
     monkeypatch.setattr(Windows, "visible", visible)
-    monkeypatch.setattr("fieldfill.covariance.MAX_VALUES", 12 * 16 * 18)
+    monkeypatch.setattr("fieldfill.separations.MAX_VALUES", 12 * 16 * 18)
     separations(windows, (16, 18), torch.Generator().manual_seed(0))
     assert 0 < sum(read) <= 12

@@ -16,7 +16,7 @@ LAYERS = [
     ["masks"],
     ["partition", "exposure", "independence", "holdout", "reweight", "uncertainty", "budget", "climatology"],
     ["nn"],
-    ["denoise", "covariance"],
+    ["denoise", "separations", "covariance"],
     ["train", "validate", "parallel", "sample", "multistep", "guide"],
     ["config"],
     ["calibrate", "model", "gaps", "audit", "physics", "members", "steering", "estimates"],

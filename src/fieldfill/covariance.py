@@ -1,31 +1,35 @@
 r"""The covariance of a gappy record, estimated from the gaps and all.
 
-*Start.* The products of two observed values at every separation (variables a, b; lag τ; rows, columns) are summed by
-FFT and divided by their number. This knows the large scales, but its noise is the same at all wavenumbers and drowns
-the small ones.
+*Start.* Mean products of pairs of observed values (`fieldfill.separations`). They know the large scales, but their
+noise is the same at all wavenumbers and drowns the small ones.
 
 *Expectation–maximisation.* With the covariance at hand, every window is completed by a draw from its posterior. The
 covariance of the complete windows is the next estimate; the mean square of what is left at the observed cells is the
 next nugget. Here the noise of an estimate is a share of the power at each wavenumber. On a grid that is not periodic
 the windows are completed on the whole torus of the skip.
 
-*Taper.* Both are damped by exp(-d² / 2 taper²), d the distance of a separation from the drift v τ: patterns that move
-keep their correlation along their way. Negative eigenvalues are set to zero.
+*Taper and memory.* Both are damped with the distance of a separation from the drift v τ, so that patterns that move
+keep their correlation along their way, and with the lag τ. Waves whose frequencies differ from sample to sample need
+the latter: the lines in the spectrum of a few samples are not those of the next.
 
 *Patterns.* What is not stationary: the principal components of complete windows, each with the variance that exceeds
 what the stationary part gives it. They take their share of the variance from the stationary part.
 
-Drift or none, taper, nugget, patterns or none are those with the smallest error on held-out cells.
+Drift or none, taper, memory, nugget, patterns or none are those with the smallest error on held-out cells.
+
+*Moving windows.* One drift for the whole record is not enough where every window has its own. If the values of some
+windows show one clearly (`fieldfill.nn.drift`), a second law is learnt from these windows, each moved back by its own
+drift. It starts with the covariance that the common law has at one time, times exp(-τ / memory), and goes on with
+expectation–maximisation. It is kept if it lowers the held-out error.
 """
 
-import itertools
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from fieldfill.nn.gaussian import GaussianSkip
+from fieldfill.separations import Separations, drift_of, factorise, lagged, separations, tapered
 from fieldfill.windows import Windows
 
 __all__ = ["Separations", "drift_of", "factorise", "held_out_error", "learn_covariance", "separations", "tapered"]
@@ -39,148 +43,44 @@ PATTERN_ROUNDS = 4  # in which patterns grow, as long as they pay
 MAX_PATTERNS = 16
 LEAST_WINDOWS = 32  # fewer do not tell a pattern from chance
 WORTH = 0.02  # of the strongest component: a weaker excess is left to the stationary part
-MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
-MAX_VALUES = 2**25  # values that are looked at, for large grids
 MAX_COMPLETED = 2**19  # cells of the windows completed in a round
-MAX_VALIDATED = 2**18  # cells of the windows an error is measured on
+MAX_VALIDATED = 2**18  # cells of the windows an error is measured on, unless these are fewer than
+LEAST_VALIDATED = 3
+SHORTER = (3.0, 6.0)  # parts of a window that are tried as memory
+# For moving windows twice as many: what moves unchanged shows each wave but once in a window.
+TWICE = 2
+MAX_SEARCHED = 64  # windows whose drift is looked at
+LEAST_CLEAR = 0.1  # of them, without which there is no law for moving windows
+HOPELESS = 1.2  # times the error of the common law: no further round
+LEAST_BETTER = 0.02  # lower held-out error, for which a second law is worth having
+MEMORIES = (4.0, 1.0, 0.25)  # in windows
+MOVING_ROUNDS = 4
+LEAST_NUGGET = 0.003  # of moving windows: with less the equations take many more steps and the answer is the same
 BATCH_CELLS = 2**17  # cells of the windows that are solved for together
-CHUNK_BYTES = 2**26  # of matrices that are decomposed together
-FEW = 20  # a separation with fewer pairs than this is not trusted
-
-
-@dataclass(frozen=True)
-class Separations:
-    """Mean product of observed values: ``covariance`` (C, C, T, rows, columns) on a torus, first lag 0.
-
-    ``pairs`` of the same shape counts them.
-    """
-
-    covariance: Tensor
-    pairs: Tensor
-
-
-def separations(windows: Windows, torus: tuple[int, int], generator: Generator) -> Separations:
-    """Covariances of a record up to the lags of a window and the separations that ``torus`` keeps apart."""
-    grid = windows.record.shape[-2:]
-    products, counts = None, None
-    for sample, start, stop in _stretches(windows, torus, generator):
-        x, observed = windows.visible(sample, start, stop - start)
-        values, masks = (_lagged(torch.fft.rfft2(v, s=torus)[None], windows.length) for v in (x, observed.float()))
-        products = values if products is None else products + values
-        counts = masks if counts is None else counts + masks
-    assert products is not None and counts is not None
-    total, pairs = torch.fft.irfft2(products, s=torus), torch.fft.irfft2(counts, s=torus).round()
-    # On an axis that is not periodic longer separations are mixed with those around the torus.
-    rows, columns = (
-        _separation_of(n).abs() <= (n if n == size else n - size) for n, size in zip(torus, grid, strict=True)
-    )
-    pairs = pairs * (rows[:, None] & columns)
-    return Separations(torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0), pairs)
-
-
-def _stretches(windows: Windows, torus: tuple[int, int], generator: Generator) -> list[tuple[int, int, int]]:
-    """(sample, start, stop) of as many frames as are looked at, in stretches long enough for all lags."""
-    samples, variables, frames, rows, columns = windows.record.shape
-    step = min(frames, 8 * windows.length, max(windows.length, 2**24 // (variables * math.prod(torus))))
-    parts = [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
-    wanted = min(MAX_FRAMES, MAX_VALUES // (variables * rows * columns)) // step
-    order = torch.randperm(len(parts), generator=generator)[: max(1, wanted)].tolist()
-    return [parts[i] for i in order if parts[i][2] - parts[i][1] > 1 or frames == 1]
-
-
-def _lagged(values: Tensor, length: int) -> Tensor:
-    """Sums of conj(x_a(f)) x_b(f + lag) over samples and frames, (C, C, T, rows, half), of spectra (B, C, F, ...)."""
-    variables, frames = values.shape[1:3]
-    sums = values.new_zeros((variables, variables, length, *values.shape[3:]))
-    for a, b, lag in itertools.product(range(variables), range(variables), range(min(length, frames))):
-        sums[a, b, lag] = (values[:, a, : frames - lag].conj() * values[:, b, lag:]).sum((0, 1))
-    return sums
-
-
-def drift_of(covariance: Tensor) -> tuple[float, float]:
-    """Rows and columns per frame by which the peak of the covariance moves, from the first lags."""
-    total, weight = [0.0, 0.0], 0
-    for lag in range(1, min(4, covariance.shape[2])):
-        table = covariance.diagonal(dim1=0, dim2=1).mean(-1)[lag]
-        rows, columns = table.shape
-        row, column = divmod(int(table.argmax()), columns)
-        around = [
-            table[[row - 1, row, (row + 1) % rows], column],
-            table[row, [column - 1, column, (column + 1) % columns]],
-        ]
-        for axis, (place, size, (low, peak, high)) in enumerate(zip((row, column), (rows, columns), around)):
-            # The top of a parabola through three cells.
-            bend = 2 * peak - low - high
-            shift = float((high - low) / (2 * bend)) if bend > 0 else 0.0
-            total[axis] += lag * (float(_separation_of(size)[place]) + shift)
-        weight += lag**2
-    return (total[0] / weight, total[1] / weight) if weight else (0.0, 0.0)
-
-
-def tapered(covariance: Tensor, taper: float, drift: tuple[float, float]) -> Tensor:
-    """Covariances (C, C, T, rows, columns) damped with the distance from the drift."""
-    if math.isinf(taper):
-        return covariance
-    lag = torch.arange(float(covariance.shape[2]))[:, None]
-    squares = []
-    for size, speed in zip(covariance.shape[-2:], drift):
-        away = _separation_of(size) - speed * lag
-        squares.append(((away + size / 2) % size - size / 2) ** 2)
-    return covariance * torch.exp(-(squares[0][:, :, None] + squares[1][:, None, :]) / (2 * taper**2))
-
-
-def factorise(covariance: Tensor, skip: GaussianSkip) -> Tensor:
-    """The factor L_k (K, CT, R, 2) of a skip from covariances (C, C, T, rows, columns) on its torus."""
-    variables, _, length = covariance.shape[:3]
-    spectrum = torch.fft.rfft2(covariance).flatten(-2).permute(3, 0, 1, 2)
-    channels, rank = variables * length, skip.factor.shape[2]
-    values, vectors = [], []
-    for part in spectrum.split(max(1, CHUNK_BYTES // (8 * channels**2))):
-        matrix = torch.zeros((len(part), variables, length, variables, length), dtype=part.dtype)
-        for early, late in itertools.product(range(length), range(length)):
-            lag = abs(late - early)
-            matrix[:, :, early, :, late] = part[..., lag] if late >= early else part[..., lag].mH
-        # E[x_a(f, r) x_b(f + lag, r + d)] has the spectrum conj(x_a) x_b: the covariance acts with its transpose.
-        found = torch.linalg.eigh(matrix.flatten(3, 4).flatten(1, 2).mT)
-        values.append(found.eigenvalues[:, -rank:].clamp(min=0))
-        vectors.append(found.eigenvectors[:, :, -rank:].contiguous())
-    kept = torch.cat(values)
-    # Clipping and truncation change the variance; it is known best of all, so it is put back.
-    variance = covariance[range(variables), range(variables), 0, 0, 0].mean()
-    scale = variance / (_mean_over_modes(kept.sum(1), skip.torus) / channels).clamp(min=1e-12)
-    return torch.view_as_real(torch.cat(vectors).mul_((scale * kept).sqrt()[:, None]))
-
-
-def _separation_of(n: int) -> Tensor:
-    """Signed separations 0, 1, ..., -2, -1 of a wrapped axis of n cells."""
-    index = torch.arange(n)
-    return torch.where(index <= n // 2, index, index - n).float()
-
-
-def _mean_over_modes(power: Tensor, torus: tuple[int, int]) -> Tensor:
-    """Mean over all wavenumbers of ``power`` (K,), given on the half that a real transform keeps."""
-    half = torus[1] // 2 + 1
-    weight = torch.full((half,), 2.0)
-    weight[0] = 1
-    if torus[1] % 2 == 0:
-        weight[-1] = 1
-    return (power.view(torus[0], half) * weight).sum() / (torus[0] * torus[1])
 
 
 def complete_windows(
-    skip: GaussianSkip, windows: Windows, places: list[tuple[int, int]], generator: Generator
+    skip: GaussianSkip,
+    windows: Windows,
+    places: list[tuple[int, int]],
+    generator: Generator,
+    drifts: Tensor | None = None,
 ) -> tuple[Tensor, float]:
-    """Covariance (C, C, T, rows, columns) of windows completed by posterior draws, and the nugget."""
+    """Covariance (C, C, T, rows, columns) of windows completed by posterior draws, and the nugget.
+
+    With ``drifts`` (N, 2) it is that of the windows moved back.
+    """
     variables, frames, rows, columns = skip.shape
     sums, squares, cells = torch.zeros(()), 0.0, 0
     batch = max(1, BATCH_CELLS // math.prod(skip.shape))
     for first in range(0, len(places), batch):
         x, observed = windows.training(places[first : first + batch])
-        field, _ = skip.complete(x, observed, generator)
-        field = field.unflatten(1, (variables, frames))
-        left = (field[..., :rows, :columns] - x)[observed]
+        drift = None if drifts is None else drifts[first : first + batch]
+        field, _ = skip.complete(x, observed, generator, drift)
+        left = (field[..., :rows, :columns].view_as(x) - x)[observed]
         squares, cells = squares + left.square().sum().item(), cells + left.numel()
-        sums = sums + _lagged(torch.fft.rfft2(field), frames)
+        spectrum = torch.fft.rfft2(field) if drift is None else skip.at_rest(field, drift)
+        sums = sums + lagged(spectrum.unflatten(1, (variables, frames)), frames)
     pairs = len(places) * math.prod(skip.torus) * torch.arange(frames, 0, -1.0)[:, None, None]
     return torch.fft.irfft2(sums, s=skip.torus) / pairs, squares / max(1, cells)
 
@@ -205,28 +105,53 @@ def patterns_of(
     return patterns, float(excess[kept].sum() / total.clamp(min=1e-12))
 
 
-class _Search:
-    """Tries covariances on the held-out cells and remembers the best."""
+def _clear_windows(skip: GaussianSkip, windows: Windows, generator: Generator) -> tuple[list[tuple[int, int]], Tensor]:
+    """Some windows that show a clear drift, and these drifts (N, 2); none if they are few."""
+    places = _some(windows, MAX_SEARCHED, generator)
+    batch = max(1, BATCH_CELLS // math.prod(skip.shape))
+    parts = [skip.drifts(*windows.training(places[i : i + batch])) for i in range(0, len(places), batch)]
+    drifts, clear = (torch.cat(part) for part in zip(*parts))
+    if clear.float().mean() < LEAST_CLEAR:
+        return [], drifts[:0]
+    most = max(2, TWICE * MAX_COMPLETED // math.prod(skip.shape))
+    kept = clear.nonzero()[:most, 0]
+    return [places[i] for i in kept.tolist()], drifts[kept]
 
-    def __init__(self, skip: GaussianSkip, windows: Windows) -> None:
-        self.skip, self.windows = skip, windows
+
+def _fading(skip: GaussianSkip, memory: float) -> Tensor:
+    """The covariance (C, C, T, rows, columns) of a field that a skip describes at one time and that fades with time."""
+    variables, length = skip.shape[:2]
+    factor = torch.view_as_complex(skip.factor).unflatten(1, (variables, length))
+    spectrum = torch.einsum("kbfr,kafr->abk", factor, factor.conj()) / length
+    at_once = torch.fft.irfft2(spectrum.unflatten(2, (skip.torus[0], -1)), s=skip.torus)
+    return at_once[:, :, None] * torch.exp(-torch.arange(float(length)) / memory)[:, None, None]
+
+
+class _Search:
+    """Tries covariances of a law on the held-out cells of the skip it belongs to, and remembers the best."""
+
+    def __init__(self, skip: GaussianSkip, windows: Windows, law: GaussianSkip, validated: int) -> None:
+        self.skip, self.windows, self.law, self.validated = skip, windows, law, validated
         self.best: dict[str, float] = {"validation": math.inf}
         self._state: dict[str, Tensor] = {}
 
-    def attempt(self, covariance: Tensor, taper: float, drift: tuple[float, float], nugget: float) -> None:
+    def attempt(
+        self, covariance: Tensor, taper: float, drift: tuple[float, float], nugget: float, memory: float = math.inf
+    ) -> None:
         """A stationary covariance."""
-        settings = {"taper": taper, "nugget": nugget, "drift_rows": drift[0], "drift_columns": drift[1]}
-        self.judge(factorise(tapered(covariance, taper, drift), self.skip), None, settings)
+        settings = {"taper": taper, "memory": memory, "nugget": nugget}
+        settings |= {"drift_rows": drift[0], "drift_columns": drift[1]}
+        self.judge(factorise(tapered(covariance, taper, drift, memory), self.law), None, settings)
 
     def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float]) -> bool:
         """Whether this is the best so far."""
-        self.skip.set_covariance(factor, patterns)
-        self.skip.nugget.fill_(settings["nugget"])
-        error = held_out_error(self.skip, self.windows)
+        self.law.set_covariance(factor, patterns)
+        self.law.nugget.fill_(settings["nugget"])
+        error = held_out_error(self.skip, self.windows, self.validated)
         better = error < self.best["validation"] or not self._state
         if better:
-            self.best = {**settings, "patterns": len(self.skip.patterns), "validation": error}
-            self._state = {name: value.clone() for name, value in self.skip.state_dict().items()}
+            self.best = {**settings, "patterns": len(self.law.patterns), "validation": error}
+            self._state = {name: value.clone() for name, value in self.law.state_dict().items()}
         return better
 
     @property
@@ -234,19 +159,68 @@ class _Search:
         return self.best["taper"]
 
     @property
+    def memory(self) -> float:
+        return self.best["memory"]
+
+    @property
     def drift(self) -> tuple[float, float]:
         return self.best["drift_rows"], self.best["drift_columns"]
 
     def restore(self) -> None:
-        self.skip.load_state_dict(self._state)
+        self.law.load_state_dict(self._state)
 
 
-def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
-    """Fits the skip to the record: covariance from the visible cells, drift, taper and nugget by the held-out ones."""
+def learn_covariance(
+    skip: GaussianSkip, windows: Windows, generator: Generator, moving: bool = True
+) -> dict[str, float]:
+    """Fits the skip to the record: covariance from the visible cells, drift, taper and nugget by the held-out ones.
+
+    With ``moving``, windows with a clear drift of their own get a second law if that pays.
+    """
     skip.eval()
-    found, search = separations(windows, skip.torus, generator), _Search(skip, windows)
+    skip.moving = None
+    best = _learn_common(skip, windows, generator)
+    if moving and skip.shape[1] > 2:
+        best |= _learn_moving(skip, windows, generator)
+    return {key: value for key, value in best.items() if math.isfinite(value)}
+
+
+def _learn_moving(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
+    """Gives the skip a law for moving windows if that lowers the held-out error, and says what was found."""
+    places, drifts = _clear_windows(skip, windows, generator)
+    if not places:
+        return {"moving": 0.0}
+    validated = TWICE * MAX_VALIDATED
+    common = held_out_error(skip, windows, validated)
+    law = skip.add_moving()
+    search = _Search(skip, windows, law, validated)
+    nugget = max(LEAST_NUGGET, skip.nugget.item())
+    for memory in MEMORIES:
+        search.attempt(_fading(skip, memory * skip.shape[1]), math.inf, (0.0, 0.0), nugget)
+    for turn in range(MOVING_ROUNDS):
+        search.restore()
+        before = search.best["validation"]
+        covariance, nugget = complete_windows(law, windows, places, generator, drifts)
+        for taper in (math.inf, TAPERS[0]) if turn == 0 else (search.taper,):
+            search.attempt(covariance, taper, (0.0, 0.0), max(LEAST_NUGGET, nugget))
+        if search.best["validation"] > min((1 - LEAST_GAIN) * before, HOPELESS * common):
+            break
+    search.restore()
+    if search.best["validation"] > (1 - LEAST_BETTER) * common:
+        skip.moving = None
+        return {"moving": 0.0}
+    found = {f"moving_{name}": search.best[name] for name in ("taper", "nugget")}
+    found |= {"moving_speed": drifts.norm(dim=1).median().item(), "common_validation": common}
+    return {"moving": 1.0, **found, "validation": search.best["validation"]}
+
+
+def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) -> dict[str, float]:
+    """The law of all windows: the best settings."""
+    found, search = separations(windows, skip.torus, generator), _Search(skip, windows, skip, MAX_VALIDATED)
     for taper in TAPERS:
         search.attempt(found.covariance, taper, (0.0, 0.0), START_NUGGET)
+    for memory in (skip.shape[1] / part for part in SHORTER if skip.shape[1] > part):
+        search.attempt(found.covariance, search.taper, (0.0, 0.0), START_NUGGET, memory)
     count = max(2, MAX_COMPLETED // math.prod(skip.shape))
     for turn in range(ROUNDS if math.prod(skip.shape) <= MAX_VALIDATED else ROUNDS // 2):
         search.restore()
@@ -254,9 +228,9 @@ def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator)
         covariance, nugget = complete_windows(skip, windows, _some(windows, count, generator), generator)
         drift = drift_of(covariance)
         if turn == 0 and max(map(abs, drift)) > LEAST_DRIFT:
-            search.attempt(covariance, search.taper, drift, nugget)
+            search.attempt(covariance, search.taper, drift, nugget, search.memory)
         for taper in sorted({search.taper, 2 * search.taper, math.inf}):
-            search.attempt(covariance, taper, search.drift, nugget)
+            search.attempt(covariance, taper, search.drift, nugget, search.memory)
         if search.best["validation"] > (1 - LEAST_GAIN) * before:
             break
     search.restore()
@@ -267,7 +241,7 @@ def learn_covariance(skip: GaussianSkip, windows: Windows, generator: Generator)
         if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
             break
     search.restore()
-    return {key: value for key, value in search.best.items() if math.isfinite(value)}
+    return search.best
 
 
 def _some(windows: Windows, count: int, generator: Generator) -> list[tuple[int, int]]:
@@ -276,11 +250,11 @@ def _some(windows: Windows, count: int, generator: Generator) -> list[tuple[int,
     return [windows.places[i] for i in order]
 
 
-def held_out_error(skip: GaussianSkip, windows: Windows) -> float:
-    """Mean squared error of the skip alone on the held-out cells of some validation windows."""
+def held_out_error(skip: GaussianSkip, windows: Windows, validated: int = MAX_VALIDATED) -> float:
+    """Mean squared error of the skip alone on the held-out cells of some windows, ``validated`` cells together."""
     total, cells = 0.0, 0
     each = math.prod(skip.shape)
-    places = windows.held.places[: max(1, MAX_VALIDATED // each)]
+    places = windows.held.places[: max(LEAST_VALIDATED, validated // each)]
     batch = max(1, BATCH_CELLS // each)
     for first in range(0, len(places), batch):
         x, context, held = windows.held_out(places[first : first + batch])

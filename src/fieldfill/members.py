@@ -121,12 +121,11 @@ class _Walk:
             yield slice(start, start + self.length), max(0, done - start), x, observed
             done = start + self.length - self.length // 4
 
-    def known(self, observed: Tensor, old: int) -> tuple[Tensor, Tensor]:
-        """Known cells of a window and the error variance of the Gaussian residual there, both (C, T, H, W)."""
+    def known(self, observed: Tensor, old: int) -> Tensor:
+        """Known cells (C, T, H, W) of a window."""
         known = observed.clone()
         known[:, :old] = True
-        nugget = self.skip.nugget.item() if isinstance(self.skip, GaussianSkip) else 0.0
-        return known, torch.where(observed, nugget, min(CARRIED, nugget))
+        return known
 
     def residuals(self, gaussian: GaussianSkip, total: int, keep: int) -> tuple[Tensor, Tensor]:
         """The first ``keep`` of ``total`` Gaussian realisations (N, C, T, H, W), and the mean square of all."""
@@ -134,13 +133,14 @@ class _Walk:
         square = torch.zeros(kept.shape[1:])
         r = torch.zeros(total, self.variables, self.length, *self.grid)
         begin = 0
-        for frames, old, _, observed in self.steps():
-            known, error = self.known(observed, old)
+        for frames, old, x, observed in self.steps():
+            known = self.known(observed, old)
+            law, drift = gaussian.law_of(x, observed)
             r = torch.roll(r, begin - frames.start, dims=2)
             begin = frames.start
             r = torch.where(observed, 0, r)
             generator = place_generator(self.seed, self.sample, frames.start, 1)
-            parts = [conditional(gaussian, part, known, error, generator) for part in _portions(r)]
+            parts = [conditional(law, part, known, _error(law, observed), generator, drift) for part in _portions(r)]
             r = torch.cat(parts)
             new = slice(frames.start + old, frames.stop)
             kept[:, :, new] = r[:keep, :, old:]
@@ -151,7 +151,7 @@ class _Walk:
         """Members (N, C, T, H, W) by the differential equation; ``scale`` None takes the weighted mixture."""
         members = mean.expand(count, *mean.shape).clone()
         for frames, old, x, observed in self.steps():
-            known, error = self.known(observed, old)
+            known = self.known(observed, old)
             rows = [place_generator(self.seed, self.sample, frames.start, 2 + m) for m in range(count)]
             start = torch.stack([torch.randn(x.shape, generator=row) for row in rows])
             values = torch.where(observed, x, members[:, :, frames])
@@ -161,24 +161,28 @@ class _Walk:
                 if scale is None:
                     estimate = self.weighted(sampling, values[part], known, rows[part])
                 else:
-                    estimate = self.exact(values[part], known, error, mean[:, frames], scale[:, frames])
+                    estimate = self.exact(x, observed, values[part], known, mean[:, frames], scale[:, frames])
                 if guide is not None:
                     estimate = _guided(estimate, guide, self.model.domain[:, None] & ~known)
                 drawn = sampling.solver(self.model.denoiser.schedule, estimate, start[part], rows[part])
                 members[part, :, frames.start + old : frames.stop] = drawn[:, :, old:]
         return members
 
-    def exact(self, values: Tensor, known: Tensor, error: Tensor, mean: Tensor, scale: Tensor) -> Expectation:
+    def exact(
+        self, x: Tensor, observed: Tensor, values: Tensor, known: Tensor, mean: Tensor, scale: Tensor
+    ) -> Expectation:
         assert isinstance(self.skip, GaussianSkip)
+        law, drift = self.skip.law_of(x, observed)
         return Exact(
-            self.skip,
+            law,
             self.model.denoiser.schedule,
             values,
             known.expand_as(values),
             self.model.domain[:, None],
             mean.expand_as(values),
             scale.expand_as(values),
-            error,
+            _error(law, observed),
+            drift,
         )
 
     def weighted(self, sampling: Sampling, values: Tensor, known: Tensor, rows: list[Generator]) -> Expectation:
@@ -196,6 +200,12 @@ class _Walk:
             sampling.weighting,
             sampling.contexts,
         )
+
+
+def _error(law: GaussianSkip, observed: Tensor) -> Tensor:
+    """Error variance (C, T, H, W) of the Gaussian residual at known cells."""
+    nugget = law.nugget.item()
+    return torch.where(observed, nugget, min(CARRIED, nugget))
 
 
 def _guided(estimate: Expectation, guide: Guide, missing: Tensor) -> Expectation:

@@ -121,6 +121,8 @@ class Exact:
         (B, C, T, H, W) the mean :math:`\mu`, with the observed values in their places, and s > 0.
     error
         variance of the error of r at known cells, broadcastable.
+    drift
+        (1, 2) of the window, if r moves.
     """
 
     gaussian: GaussianSkip
@@ -131,13 +133,14 @@ class Exact:
     mean: Tensor
     scale: Tensor
     error: Tensor
+    drift: Tensor | None = None
 
     def __call__(self, t: Tensor, x_t: Tensor) -> Tensor:
         alpha_t, sigma_t = self.schedule.alpha(t).item(), self.schedule.sigma(t).item()
         y = (torch.where(self.known, self.x, x_t / alpha_t) - self.mean) / self.scale
         noise = torch.where(self.known, self.error, (sigma_t / (alpha_t * self.scale)).square())
         # The nugget is noise of the observations, which x_t does not have: the skip adds it, so it is taken off.
-        r = self.gaussian.posterior_mean(y, self.domain.expand_as(y), noise - self.gaussian.nugget)
+        r = self.gaussian.condition(y, self.domain.expand_as(y), noise - self.gaussian.nugget, self.drift)
         return torch.where(self.known, self.x, self.mean + self.scale * r)
 
 
@@ -196,15 +199,22 @@ class Weighted:
         return self.partition.draw(masks, None, generator)
 
 
-def conditional(gaussian: GaussianSkip, r: Tensor, known: Tensor, error: Tensor, generator: Generator) -> Tensor:
+def conditional(
+    gaussian: GaussianSkip,
+    r: Tensor,
+    known: Tensor,
+    error: Tensor,
+    generator: Generator,
+    drift: Tensor | None = None,
+) -> Tensor:
     """Gaussian fields (B, C, T, H, W) that agree with r at the known cells and follow their law given r elsewhere.
 
     Matheron's rule: a free draw z, corrected by what it lacks at the known cells, z + E[r - z | r - z - e there]; e is
-    drawn with the variance ``error``.
+    drawn with the variance ``error``; ``drift`` (1, 2) is that of the window.
     """
-    z = gaussian.draw(len(r), generator)
+    z = gaussian.draw(len(r), generator, drift)
     e = error.sqrt() * torch.randn(z.shape, generator=generator)
-    drawn = z + gaussian.posterior_mean(r - z - e, known.expand_as(z), error - gaussian.nugget)
+    drawn = z + gaussian.condition(r - z - e, known.expand_as(z), error - gaussian.nugget, drift)
     return torch.where(known, r, drawn)
 
 

@@ -70,7 +70,7 @@ class OptimalInterpolation(Baseline):
         _, variables, _, rows, columns = data.values.shape
         self.normaliser_ = windows.normaliser
         self.skip_ = GaussianSkip(variables, windows.length, (rows, columns), data.periodic, steps=self.steps)
-        self.chosen_ = learn_covariance(self.skip_, windows, stream(self.seed, "covariance"))
+        self.chosen_ = learn_covariance(self.skip_, windows, stream(self.seed, "covariance"), moving=False)
         self.calibration_ = self._calibrate(windows) if self.probes else np.ones(variables)
 
     def _calibrate(self, windows: Windows) -> np.ndarray:

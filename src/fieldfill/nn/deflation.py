@@ -12,10 +12,13 @@ mask and the noise of each cell. The products of two modes are Fourier modes aga
 but the Fourier transform of W.
 """
 
+import copy
 import math
 
 import torch
 from torch import Tensor
+
+from fieldfill.nn.drift import phases, wavenumbers
 
 __all__ = ["Deflation", "StrongModes"]
 
@@ -41,7 +44,8 @@ class StrongModes:
         count = min(count, int((order.values > 0).sum()))
         self.left = order.values[count].item() if count < len(order.values) else 0.0
         mode, column = order.indices[:count] // rank, order.indices[:count] % rank
-        self.profile = factor[mode, :, column] / math.sqrt(torus[0] * torus[1])
+        self.profile = factor[mode, :, column].T[None] / math.sqrt(torus[0] * torus[1])  # (1, CT, N)
+        self._k = wavenumbers(torus)[mode]
         k_y, k_x = mode // half, mode % half
         own = (2 * k_y % torus[0] == 0) & (2 * k_x % torus[1] == 0)
         self.scale = torch.where(own, 1.0, math.sqrt(2)), torch.where(own, 0.0, math.sqrt(2))
@@ -59,15 +63,22 @@ class StrongModes:
             for sign in (1, -1)
         )
 
+    def moved(self, drift: Tensor, variables: int) -> "StrongModes":
+        """The modes of a covariance that moves with ``drift`` (B, 2): profiles (B, CT, N) that turn with the frames."""
+        turn = phases(self._k, drift, self.profile.shape[1] // variables)
+        modes = copy.copy(self)
+        modes.profile = self.profile * turn.repeat(1, variables, 1)
+        return modes
+
     def gram(self, weight: Tensor) -> Tensor:
         """Psi^T W Psi (B, 2N, 2N) for W = diag(weight), weight (B, C, T, H, W)."""
         spectrum = torch.fft.fft2(weight.flatten(1, 2), s=self.torus).flatten(2)
-        shape = (len(weight), len(self.place), len(self.place))
+        shape = (max(len(weight), len(self.profile)), len(self.place), len(self.place))
         # psi_a^H W psi_b and psi_a^T W psi_b, from which those of real and imaginary parts follow.
         hermitian, plain = (torch.zeros(shape, dtype=spectrum.dtype) for _ in range(2))
         for channel, u in zip(spectrum.unbind(1), self.profile.unbind(1)):
-            hermitian += channel[:, self._minus] * (u.conj()[:, None] * u)
-            plain += channel.conj()[:, self._plus] * (u[:, None] * u)
+            hermitian += channel[:, self._minus] * (u.conj()[:, :, None] * u[:, None])
+            plain += channel.conj()[:, self._plus] * (u[:, :, None] * u[:, None])
         re, im = self.scale
         plus, minus = (hermitian + plain) / 2, (hermitian - plain) / 2
         mixed = plus.imag * (re[:, None] * im)
@@ -78,7 +89,7 @@ class StrongModes:
         """Psi^T v (B, 2N) for v (B, C, T, H, W)."""
         along_x = torch.view_as_complex((v.flatten(1, 2) @ self.wave_x).unflatten(-1, (self.box[1], 2)))
         both = (self.wave_y.mH @ along_x).flatten(2)[:, :, self.place]
-        c = (both * self.profile.conj().T).sum(1)
+        c = (both * self.profile.conj()).sum(1)
         return torch.cat([self.scale[0] * c.real, -self.scale[1] * c.imag], 1)
 
     def synthesise(self, c: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -86,7 +97,7 @@ class StrongModes:
         re, im = c.chunk(2, dim=1)
         z = torch.complex(self.scale[0] * re, -self.scale[1] * im)
         both = torch.zeros(len(c), self.profile.shape[1], self.box[0] * self.box[1], dtype=z.dtype)
-        both.index_add_(2, self.place, z[:, None] * self.profile.T)
+        both.index_add_(2, self.place, z[:, None] * self.profile)
         along_x = self.wave_y @ both.unflatten(2, self.box)
         return (torch.view_as_real(along_x).flatten(-2) @ self.wave_x.T).reshape(shape)
 

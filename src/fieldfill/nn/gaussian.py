@@ -12,6 +12,13 @@ would be slow, are solved exactly (`fieldfill.nn.deflation`).
 
 Realisations need no other solver (Matheron's rule): for z ~ N(0, C) and e as above, z - E[z | z + e] has the posterior
 covariance, whatever the values were.
+
+*Drift.* S may hold in a frame that moves with the pattern of a window. Seen from the grid, at rest, the window has
+
+.. math:: G_k(f, f')\, e^{-i k \cdot v (f - f')}
+
+with its own drift v (`fieldfill.nn.drift`). A skip may own such a law, ``moving``. Each window that shows a clear
+drift in its values is then conditioned by it, the others by the common law, which is at rest.
 """
 
 import math
@@ -20,6 +27,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fieldfill.nn.deflation import Deflation, StrongModes, edge_columns
+from fieldfill.nn.drift import estimate_drift, limits, phases, wavenumbers
 
 __all__ = ["GaussianSkip"]
 
@@ -52,6 +60,7 @@ class GaussianSkip(nn.Module):
     factor: Tensor
     nugget: Tensor
     patterns: Tensor
+    moving: "GaussianSkip | None"
 
     def __init__(
         self,
@@ -75,6 +84,14 @@ class GaussianSkip(nn.Module):
         self.register_buffer("patterns", torch.zeros(0, *self.shape))
         self._operator: Tensor | None = None
         self._modes: StrongModes | None = None
+        self._k = wavenumbers(self.torus)
+        self._made_of = (variables, frames, grid, periodic, reach, steps, tolerance)
+        self.moving = None
+
+    def add_moving(self) -> "GaussianSkip":
+        """A law for moving windows, without a covariance as yet."""
+        self.moving = GaussianSkip(*self._made_of).train(self.training)
+        return self.moving
 
     def set_covariance(self, factor: Tensor, patterns: Tensor | None = None) -> None:
         """Takes L_k (K, CT, R, 2) and U (N, C, T, H, W)."""
@@ -86,39 +103,79 @@ class GaussianSkip(nn.Module):
     def forward(self, x: Tensor, context: Tensor, alpha_t: Tensor, sigma_t: Tensor) -> Tensor:
         return self.posterior_mean(x / alpha_t, context, (sigma_t / alpha_t) ** 2)
 
-    @torch.no_grad()
     def posterior_mean(self, y: Tensor, context: Tensor, noise: Tensor) -> Tensor:
-        """E[x_0 | y = x_0 + e at the context cells], (B, C, T, H, W).
+        """E[x_0 | y = x_0 + e at the context cells], (B, C, T, H, W), each window by the law that its values call for.
 
-        ``noise`` is the variance of e without the nugget. It and ``context`` have y's shape or are broadcastable to it;
-        one context for all samples (1, C, T, H, W) saves most of the preparation.
+        ``noise`` is the variance of e without the nugget. It and ``context`` have y's shape or are broadcastable to it.
+        """
+        if self.moving is None:
+            return self.condition(y, context, noise)
+        drift, clear = self.drifts(y, context)
+        mean = torch.empty_like(y)
+        for law, rows, v in ((self, ~clear, None), (self.moving, clear, drift[clear])):
+            if rows.any():
+                mean[rows] = law.condition(y[rows], _rows(context, rows), _rows(noise, rows), v)
+        return mean
+
+    @torch.no_grad()
+    def condition(self, y: Tensor, context: Tensor, noise: Tensor, drift: Tensor | None = None) -> Tensor:
+        """As `posterior_mean`, by this law alone, moving with ``drift`` (B, 2) or (1, 2).
+
+        One context for all samples (1, C, T, H, W), with one drift, saves most of the preparation.
         """
         mask, noise = torch.broadcast_tensors(context.to(y.dtype), noise + self.nugget)
-        return self.covary(self._solve(mask * y, mask, noise))
+        turn = self._turn(drift)
+        return self.covary(self._solve(mask * y, mask, noise, drift, turn), turn)
 
     @torch.no_grad()
-    def draw(self, count: int, generator: Generator) -> Tensor:
-        """Unconditional realisations (count, C, T, H, W) of the field."""
-        smooth, weights = self._draw(count, generator)
+    def drifts(self, y: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Drift (B, 2) of windows y (B, C, T, H, W) seen at ``context``, and whether it is clear (B,); 0 if not."""
+        return estimate_drift(y, context, self.torus, limits(self.shape[2:], self.torus, self.shape[1]))
+
+    def law_of(self, x: Tensor, observed: Tensor) -> tuple["GaussianSkip", Tensor | None]:
+        """The law for one window x (C, T, H, W) seen at ``observed``, and its drift (1, 2) if it moves."""
+        if self.moving is not None:
+            drift, clear = self.drifts(x[None], observed[None])
+            if clear:
+                return self.moving, drift
+        return self, None
+
+    def at_rest(self, field: Tensor, drift: Tensor) -> Tensor:
+        """Half spectra (B, CT, rows, half) of fields (B, CT, rows, columns) on the torus, moved back by their drift."""
+        modes = _turned(torch.fft.rfft2(field).flatten(2), phases(self._k, -drift, self.shape[1]))
+        return modes.unflatten(2, (self.torus[0], -1))
+
+    def _turn(self, drift: Tensor | None) -> Tensor | None:
+        return None if drift is None else phases(self._k, drift, self.shape[1])
+
+    @torch.no_grad()
+    def draw(self, count: int, generator: Generator, drift: Tensor | None = None) -> Tensor:
+        """Unconditional realisations (count, C, T, H, W) of the field, moving with ``drift`` (count or 1, 2)."""
+        smooth, weights = self._draw(count, generator, self._turn(drift))
         return self._crop(smooth) + torch.tensordot(weights, self.patterns, dims=1)
 
-    def _draw(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, count: int, generator: Generator, turn: Tensor | None) -> tuple[Tensor, Tensor]:
         """The stationary part on the whole torus (count, CT, rows, columns) and weights of the patterns (count, N)."""
         factor = torch.view_as_complex(self.factor)
         # White noise on the torus, filtered by L_k: its spectrum is L_k L_k^H = G_k.
         white = torch.randn((count, factor.shape[2], *self.torus), generator=generator)
         modes = torch.fft.rfft2(white).flatten(2).permute(2, 0, 1) @ factor.transpose(1, 2)
-        return self._to_torus(modes), torch.randn((count, len(self.patterns)), generator=generator)
+        return self._to_torus(modes, turn), torch.randn((count, len(self.patterns)), generator=generator)
 
     @torch.no_grad()
-    def complete(self, x: Tensor, observed: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    def complete(
+        self, x: Tensor, observed: Tensor, generator: Generator, drift: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One posterior draw per window x (B, C, T, H, W): as `_draw`, given the observed values."""
-        smooth, weights = self._draw(len(x), generator)
+        turn = self._turn(drift)
+        smooth, weights = self._draw(len(x), generator, turn)
         drawn = self._crop(smooth) + torch.tensordot(weights, self.patterns, dims=1)
         noise = self.nugget.sqrt() * torch.randn(x.shape, generator=generator)
         mask = observed.to(x.dtype)
-        v = self._solve(mask * (x - drawn - noise), mask, self.nugget.expand_as(x))
-        return smooth + self._to_torus(self._spectrum(v)), weights + v.flatten(1) @ self.patterns.flatten(1).T
+        v = self._solve(mask * (x - drawn - noise), mask, self.nugget.expand_as(x), drift, turn)
+        return smooth + self._to_torus(self._spectrum(v, turn), turn), weights + v.flatten(1) @ self.patterns.flatten(
+            1
+        ).T
 
     def complete_grid(self, x: Tensor, observed: Tensor, generator: Generator) -> Tensor:
         """One posterior draw (B, C, T, H, W) of the field for each window x."""
@@ -126,38 +183,41 @@ class GaussianSkip(nn.Module):
         return self._crop(smooth) + torch.tensordot(weights, self.patterns, dims=1)
 
     @torch.no_grad()
-    def realise(self, observed: Tensor, count: int, generator: Generator) -> Tensor:
+    def realise(self, observed: Tensor, count: int, generator: Generator, drift: Tensor | None = None) -> Tensor:
         """Draws (count, C, T, H, W) of x_0 - E[x_0 | y] given where, not what, was observed: a mask (C, T, H, W).
 
         They have zero mean and the posterior covariance; at the observed cells, whose values are known, they are 0.
-        The error of a solution that stops early is part of them.
+        The error of a solution that stops early is part of them. ``drift`` (1, 2) is that of the window.
         """
         batch = max(1, min(count, BATCH_CELLS // math.prod(self.shape)))
         parts = []
         for first in range(0, count, batch):
-            z = self.draw(min(batch, count - first), generator)
+            z = self.draw(min(batch, count - first), generator, drift)
             noise = self.nugget.sqrt() * torch.randn(z.shape, generator=generator)
-            parts.append((z - self.posterior_mean(z + noise, observed[None], torch.zeros(()))) * ~observed)
+            parts.append((z - self.condition(z + noise, observed[None], torch.zeros(()), drift)) * ~observed)
         return torch.cat(parts)
 
     def variance(self, observed: Tensor, probes: int, generator: Generator) -> Tensor:
-        """Posterior variance (B, C, T, H, W) for masks of that shape: mean square of ``probes`` realisations each.
+        """Posterior variance (B, C, T, H, W) for masks of that shape: mean square of ``probes`` realisations at rest.
 
         Its relative standard error is sqrt(2 / probes).
         """
         return torch.stack([self.realise(mask, probes, generator).square().mean(0) for mask in observed])
 
-    def covary(self, v: Tensor) -> Tensor:
-        """C v for v (B, C, T, H, W)."""
-        smooth = self._crop(self._to_torus(self._spectrum(v)))
+    def covary(self, v: Tensor, turn: Tensor | None = None) -> Tensor:
+        """C v for v (B, C, T, H, W); ``turn`` are the phases (B or 1, T, K) of a drift."""
+        smooth = self._crop(self._to_torus(self._spectrum(v, turn), turn))
         if len(self.patterns) == 0:
             return smooth
         flat = self.patterns.flatten(1)
         return smooth + (v.flatten(1) @ flat.T @ flat).view_as(v)
 
-    def _spectrum(self, v: Tensor) -> Tensor:
-        """Spectrum of S v, (K, B, CT)."""
-        return self._multiply(torch.fft.rfft2(v.flatten(1, 2), s=self.torus).flatten(2).permute(2, 0, 1).contiguous())
+    def _spectrum(self, v: Tensor, turn: Tensor | None) -> Tensor:
+        """Spectrum of S v at rest, (K, B, CT)."""
+        modes = torch.fft.rfft2(v.flatten(1, 2), s=self.torus).flatten(2)
+        if turn is not None:
+            modes = _turned(modes, turn.conj())
+        return self._multiply(modes.permute(2, 0, 1).contiguous())
 
     def _multiply(self, modes: Tensor) -> Tensor:
         """G_k times row vectors (K, B, CT): (L L^H v)^T = v^T conj(L) L^T."""
@@ -168,10 +228,12 @@ class GaussianSkip(nn.Module):
             self._operator = (torch.conj_physical(factor) @ factor.transpose(1, 2)).contiguous()
         return modes @ self._operator
 
-    def _to_torus(self, modes: Tensor) -> Tensor:
-        """Spectra (K, B, CT) to fields (B, CT, rows, columns) on the torus."""
-        spectrum = modes.permute(1, 2, 0).unflatten(2, (self.torus[0], -1))
-        return torch.fft.irfft2(spectrum, s=self.torus)
+    def _to_torus(self, modes: Tensor, turn: Tensor | None) -> Tensor:
+        """Spectra at rest (K, B, CT) to fields (B, CT, rows, columns) on the torus."""
+        spectrum = modes.permute(1, 2, 0)
+        if turn is not None:
+            spectrum = _turned(spectrum, turn)
+        return torch.fft.irfft2(spectrum.unflatten(2, (self.torus[0], -1)), s=self.torus)
 
     def _crop(self, field: Tensor) -> Tensor:
         """The window (B, C, T, H, W) of fields on the torus."""
@@ -181,15 +243,20 @@ class GaussianSkip(nn.Module):
         found = state_dict.get(f"{prefix}patterns")
         if found is not None:
             self.patterns = torch.zeros_like(found)  # their number is learnt, not chosen
+        # So is whether there is a moving law; what it holds is loaded next, as that of a part of this module.
+        self.moving = None
+        if f"{prefix}moving.factor" in state_dict:
+            self.add_moving()
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._operator = self._modes = None
 
-    def _solve(self, y: Tensor, mask: Tensor, noise: Tensor) -> Tensor:
+    def _solve(self, y: Tensor, mask: Tensor, noise: Tensor, drift: Tensor | None, turn: Tensor | None) -> Tensor:
         """(P C P^T + D)⁻¹ y by preconditioned conjugate gradients, each sample with its own step lengths."""
         if self._modes is None:
             count = min(MODES, math.prod(self.shape) // 16)
             self._modes = StrongModes(torch.view_as_complex(self.factor), self.torus, self.shape[2:], count)
-        precondition = Deflation(self._modes, mask, noise)
+        modes = self._modes if drift is None else self._modes.moved(drift, self.shape[0])
+        precondition = Deflation(modes, mask, noise)
         v, residual = torch.zeros_like(y), y
         z = precondition(residual)
         direction, size = z, _dot(residual, z)
@@ -198,7 +265,7 @@ class GaussianSkip(nn.Module):
             active = size > enough
             if not active.any():
                 break
-            image = mask * self.covary(direction) + noise * direction
+            image = mask * self.covary(direction, turn) + noise * direction
             step = active * size / _dot(direction, image).clamp(min=1e-30)
             v = v + step * direction
             residual = residual - step * image
@@ -210,6 +277,16 @@ class GaussianSkip(nn.Module):
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1).view(-1, 1, 1, 1, 1)
+
+
+def _turned(modes: Tensor, turn: Tensor) -> Tensor:
+    """Spectra (B, CT, K) times phases (B or 1, T, K)."""
+    return (modes.unflatten(1, (-1, turn.shape[1])) * turn[:, None]).flatten(1, 2)
+
+
+def _rows(values: Tensor, rows: Tensor) -> Tensor:
+    """The chosen samples of values that are broadcastable to (B, C, T, H, W)."""
+    return values[rows] if values.ndim == 5 and len(values) == len(rows) else values
 
 
 def _pair_conjugates(factor: Tensor, torus: tuple[int, int]) -> None:

@@ -1,0 +1,149 @@
+r"""Covariances by separation: from pairs of observed values to the factor of a Gaussian law.
+
+The products of two observed values at every separation (variables a, b; lag τ; rows, columns) are summed by FFT and
+divided by their number. Damped with the distance d from the drift v τ and with the lag,
+
+.. math:: C_{ab}(\tau, d) \; e^{-d^2 / 2 \, taper^2} \; e^{-\tau^2 / 2 \, memory^2}
+
+they are a smoother estimate: the first factor joins neighbouring wavenumbers, the second neighbouring frequencies. In
+Fourier space they are one Hermitian matrix over (variable, frame) for each wavenumber; negative eigenvalues are set to
+zero.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from fieldfill.nn.gaussian import GaussianSkip
+from fieldfill.windows import Windows
+
+__all__ = ["Separations", "drift_of", "factorise", "lagged", "separations", "tapered"]
+
+MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
+MAX_VALUES = 2**25  # values that are looked at, for large grids
+CHUNK_BYTES = 2**26  # of matrices that are decomposed together
+FEW = 20  # a separation with fewer pairs than this is not trusted
+
+
+@dataclass(frozen=True)
+class Separations:
+    """Mean product of observed values: ``covariance`` (C, C, T, rows, columns) on a torus, first lag 0.
+
+    ``pairs`` of the same shape counts them.
+    """
+
+    covariance: Tensor
+    pairs: Tensor
+
+
+def separations(windows: Windows, torus: tuple[int, int], generator: Generator) -> Separations:
+    """Covariances of a record up to the lags of a window and the separations that ``torus`` keeps apart."""
+    grid = windows.record.shape[-2:]
+    products, counts = None, None
+    for sample, start, stop in _stretches(windows, torus, generator):
+        x, observed = windows.visible(sample, start, stop - start)
+        values, masks = (lagged(torch.fft.rfft2(v, s=torus)[None], windows.length) for v in (x, observed.float()))
+        products = values if products is None else products + values
+        counts = masks if counts is None else counts + masks
+    assert products is not None and counts is not None
+    total, pairs = torch.fft.irfft2(products, s=torus), torch.fft.irfft2(counts, s=torus).round()
+    # On an axis that is not periodic longer separations are mixed with those around the torus.
+    rows, columns = (
+        separation_of(n).abs() <= (n if n == size else n - size) for n, size in zip(torus, grid, strict=True)
+    )
+    pairs = pairs * (rows[:, None] & columns)
+    return Separations(torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0), pairs)
+
+
+def _stretches(windows: Windows, torus: tuple[int, int], generator: Generator) -> list[tuple[int, int, int]]:
+    """(sample, start, stop) of as many frames as are looked at, in stretches long enough for all lags."""
+    samples, variables, frames, rows, columns = windows.record.shape
+    step = min(frames, 8 * windows.length, max(windows.length, 2**24 // (variables * math.prod(torus))))
+    parts = [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
+    wanted = min(MAX_FRAMES, MAX_VALUES // (variables * rows * columns)) // step
+    order = torch.randperm(len(parts), generator=generator)[: max(1, wanted)].tolist()
+    return [parts[i] for i in order if parts[i][2] - parts[i][1] > 1 or frames == 1]
+
+
+def lagged(values: Tensor, length: int) -> Tensor:
+    """Sums of conj(x_a(f)) x_b(f + lag) over samples and frames, (C, C, T, rows, half), of spectra (B, C, F, ...)."""
+    variables, frames = values.shape[1:3]
+    sums = values.new_zeros((variables, variables, length, *values.shape[3:]))
+    for a, b, lag in itertools.product(range(variables), range(variables), range(min(length, frames))):
+        sums[a, b, lag] = (values[:, a, : frames - lag].conj() * values[:, b, lag:]).sum((0, 1))
+    return sums
+
+
+def drift_of(covariance: Tensor) -> tuple[float, float]:
+    """Rows and columns per frame by which the peak of the covariance moves, from the first lags."""
+    total, weight = [0.0, 0.0], 0
+    for lag in range(1, min(4, covariance.shape[2])):
+        table = covariance.diagonal(dim1=0, dim2=1).mean(-1)[lag]
+        rows, columns = table.shape
+        row, column = divmod(int(table.argmax()), columns)
+        around = [
+            table[[row - 1, row, (row + 1) % rows], column],
+            table[row, [column - 1, column, (column + 1) % columns]],
+        ]
+        for axis, (place, size, (low, peak, high)) in enumerate(zip((row, column), (rows, columns), around)):
+            # The top of a parabola through three cells.
+            bend = 2 * peak - low - high
+            shift = float((high - low) / (2 * bend)) if bend > 0 else 0.0
+            total[axis] += lag * (float(separation_of(size)[place]) + shift)
+        weight += lag**2
+    return (total[0] / weight, total[1] / weight) if weight else (0.0, 0.0)
+
+
+def tapered(covariance: Tensor, taper: float, drift: tuple[float, float], memory: float = math.inf) -> Tensor:
+    """Covariances (C, C, T, rows, columns) damped with the distance from the drift, and with the lag."""
+    lag = torch.arange(float(covariance.shape[2]))[:, None]
+    if math.isfinite(memory):
+        covariance = covariance * torch.exp(-0.5 * (lag / memory) ** 2)[:, :, None]
+    if math.isinf(taper):
+        return covariance
+    squares = []
+    for size, speed in zip(covariance.shape[-2:], drift):
+        away = separation_of(size) - speed * lag
+        squares.append(((away + size / 2) % size - size / 2) ** 2)
+    return covariance * torch.exp(-(squares[0][:, :, None] + squares[1][:, None, :]) / (2 * taper**2))
+
+
+def factorise(covariance: Tensor, skip: GaussianSkip) -> Tensor:
+    """The factor L_k (K, CT, R, 2) of a skip from covariances (C, C, T, rows, columns) on its torus."""
+    variables, _, length = covariance.shape[:3]
+    spectrum = torch.fft.rfft2(covariance).flatten(-2).permute(3, 0, 1, 2)
+    channels, rank = variables * length, skip.factor.shape[2]
+    values, vectors = [], []
+    for part in spectrum.split(max(1, CHUNK_BYTES // (8 * channels**2))):
+        matrix = torch.zeros((len(part), variables, length, variables, length), dtype=part.dtype)
+        for early, late in itertools.product(range(length), range(length)):
+            lag = abs(late - early)
+            matrix[:, :, early, :, late] = part[..., lag] if late >= early else part[..., lag].mH
+        # E[x_a(f, r) x_b(f + lag, r + d)] has the spectrum conj(x_a) x_b: the covariance acts with its transpose.
+        found = torch.linalg.eigh(matrix.flatten(3, 4).flatten(1, 2).mT)
+        values.append(found.eigenvalues[:, -rank:].clamp(min=0))
+        vectors.append(found.eigenvectors[:, :, -rank:].contiguous())
+    kept = torch.cat(values)
+    # Clipping and truncation change the variance; it is known best of all, so it is put back.
+    variance = covariance[range(variables), range(variables), 0, 0, 0].mean()
+    scale = variance / (_mean_over_modes(kept.sum(1), skip.torus) / channels).clamp(min=1e-12)
+    return torch.view_as_real(torch.cat(vectors).mul_((scale * kept).sqrt()[:, None]))
+
+
+def separation_of(n: int) -> Tensor:
+    """Signed separations 0, 1, ..., -2, -1 of a wrapped axis of n cells."""
+    index = torch.arange(n)
+    return torch.where(index <= n // 2, index, index - n).float()
+
+
+def _mean_over_modes(power: Tensor, torus: tuple[int, int]) -> Tensor:
+    """Mean over all wavenumbers of ``power`` (K,), given on the half that a real transform keeps."""
+    half = torus[1] // 2 + 1
+    weight = torch.full((half,), 2.0)
+    weight[0] = 1
+    if torus[1] % 2 == 0:
+        weight[-1] = 1
+    return (power.view(torus[0], half) * weight).sum() / (torus[0] * torus[1])
