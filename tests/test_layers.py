@@ -14,7 +14,7 @@ LAYERS = [
     ["io", "axes", "record", "grid", "inputs", "windows"],
     ["schedule"],
     ["masks"],
-    ["partition", "exposure", "independence", "holdout", "reweight", "uncertainty", "budget", "climatology"],
+    ["partition", "exposure", "independence", "holdout", "reweight", "surroundings", "uncertainty", "budget", "climatology"],
     ["nn"],
     ["denoise", "covariance"],
     ["train", "validate", "parallel", "sample", "multistep", "guide"],
