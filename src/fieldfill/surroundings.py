@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch.nn.functional as F
+import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
@@ -39,35 +39,33 @@ def surroundings(x: Tensor, observed: Tensor, domain: Tensor) -> np.ndarray:
 
     Only cells of the ``domain`` (C, H, W) count. A field of one frame has no differences in time.
     """
-    inside = domain[None, :, None].expand_as(x)
+    inside = domain[None, :, None].expand(1, -1, *x.shape[2:])
     parts = []
     for axes in ((2,), (3, 4)):
-        squares, pairs = x.new_zeros(x.shape), x.new_zeros(x.shape)
+        squares, pairs = torch.zeros_like(x), x.new_zeros(inside.shape)
         for axis in axes:
             count = x.shape[axis] - 1
-            pair = (inside.narrow(axis, 0, count) & inside.narrow(axis, 1, count)).to(x.dtype)
-            square = x.diff(dim=axis).square() * pair
+            pair = inside.narrow(axis, 0, count) & inside.narrow(axis, 1, count)
+            square = x.diff(dim=axis).square_().masked_fill_(~pair, 0)
             for start in (0, 1):  # either end of a pair
                 squares.narrow(axis, start, count).add_(square)
                 pairs.narrow(axis, start, count).add_(pair)
-        parts.append(_log_root(_share(squares, pairs)))
-    cells = inside.flatten(2).sum(2).clamp(min=1)
-    power = (x.square() * inside).flatten(2).sum(2) / cells
+        parts.append(_log_root(_around(squares) / _around(pairs).clamp(min=1)))
+    power = x.square().masked_fill_(~inside, 0).flatten(2).sum(2) / inside.flatten(2).sum(2).clamp(min=1)
     parts.append(np.broadcast_to(_log_root(power)[..., None, None, None], x.shape))
-    parts.append(_share((inside & ~observed).to(x.dtype), inside.to(x.dtype)).numpy())
-    return np.stack(parts, axis=-1)
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """Sum of ``part`` over the surroundings of each cell over that of ``whole``; 0 where both are 0."""
-    return _around(part) / _around(whole).clamp(min=SMOOTHEST)
+    gaps = _around((inside & ~observed).to(x.dtype)) / _around(inside.to(x.dtype)).clamp(min=1)
+    return np.stack([*parts, gaps.numpy()], axis=-1)
 
 
 def _around(x: Tensor) -> Tensor:
-    """Means over the surroundings of each cell, what lies beyond the edges counting as 0."""
-    for axis, size in enumerate(AROUND):
-        window = [size if axis == other else 1 for other in range(3)]
-        x = F.avg_pool3d(x, window, stride=1, padding=[extent // 2 for extent in window])
+    """Sums over the surroundings of each cell (B, C, T, H, W); nothing lies beyond the edges."""
+    for axis, size in enumerate(AROUND, start=2):
+        total = x.clone()
+        for k in range(1, min(size // 2 + 1, x.shape[axis])):
+            count = x.shape[axis] - k
+            total.narrow(axis, k, count).add_(x.narrow(axis, 0, count))
+            total.narrow(axis, 0, count).add_(x.narrow(axis, k, count))
+        x = total
     return x
 
 
@@ -133,7 +131,9 @@ class LocalScale:
         far = np.log(np.maximum(distance, 0.5))
         far = far - far.mean()
         aside = np.column_stack([np.ones_like(far), far, far**2])
-        problem = _Slopes(np.abs(error) / raw, aside, (predictors - found.centre) / found.width, weight)
+        ratio = np.abs(error) / raw
+        ratio = ratio / max(np.average(ratio, weights=weight), 1e-9)  # a common factor is not to matter
+        problem = _Slopes(ratio, aside, (predictors - found.centre) / found.width, weight)
         # s' must not fall as s grows.
         least = -found.width[0]
         if ridge is None:
@@ -179,9 +179,7 @@ class _Slopes:
         slope = (0.0, 0.0) if np.isinf(ridge) else (None, None)
         first = slope if np.isinf(ridge) else (least, None)
         bounds = [(None, None)] * fixed + [first] + [slope] * (free - 1)
-        start = np.zeros(fixed + free)
-        start[0] = np.log(max(weight @ ratio, 1e-9))
-        return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x)
+        return np.asarray(minimize(loss, np.zeros(fixed + free), jac=True, method="L-BFGS-B", bounds=bounds).x)
 
     def left_out(self, fold: np.ndarray, ridge: float, least: float) -> float:
         """Mean loss of each fold under the coefficients of the others; infinite if there is only one."""
