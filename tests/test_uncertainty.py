@@ -226,7 +226,7 @@ def mixed(seed: int, windows: int, told: bool) -> tuple[HeldCells, np.ndarray]:
     rng = np.random.default_rng(seed)
     window = np.arange(windows).repeat(200)
     scale = np.exp(0.6 * rng.normal(size=windows))[window]
-    around = rng.normal(size=(len(window), 4))
+    around = rng.normal(size=(windows, 4))[window]
     if told:
         around[:, 1] = np.log(scale) + 0.1 * rng.normal(size=len(window))
     ones = np.ones(len(window))
@@ -252,12 +252,13 @@ def test_windows_of_unequal_scales_are_told_apart_by_what_surrounds_their_cells(
     )
 
 
-def test_surroundings_that_tell_nothing_change_next_to_nothing() -> None:
-    held, _ = mixed(2, 24, told=False)
-    fitted = Calibration.fit(held, 1)
-    assert fitted.local is not None and np.abs(fitted.local.slopes).max() < 0.06
-    constant = Calibration.fit(replace(held, around=np.zeros((len(held), 4))), 1)
-    assert constant.local is not None and not constant.local.slopes.any()
+def test_surroundings_that_tell_nothing_change_nothing() -> None:
+    """Each window has its own, at random: some of 16 windows always agree with some of their scales by chance."""
+    fitted = [Calibration.fit(mixed(seed, 16, told=False)[0], 1).local for seed in range(2, 8)]
+    assert sum(local is not None and not local.slopes.any() for local in fitted) >= 5
+    held, _ = mixed(2, 16, told=True)
+    constant = Calibration.fit(replace(held, around=np.zeros((len(held), 4))), 1).local
+    assert constant is not None and not constant.slopes.any()
 
 
 def test_a_held_out_value_does_not_set_its_own_standard_deviation() -> None:

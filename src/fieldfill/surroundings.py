@@ -14,7 +14,7 @@ The slopes b minimise the loss of a Laplace law, which outliers do not govern,
 
 over errors e of held-out cells with weights w, beside a constant and a parabola in the logarithm of the distance to an
 observation, which is calibrated afterwards. Windows that take no part choose λ. If none of the values beats b = 0 on
-them, nothing is corrected: then s says it all.
+them by more than its standard error, nothing is corrected: then s says it all.
 """
 
 from collections.abc import Mapping
@@ -137,8 +137,7 @@ class LocalScale:
         # s' must not fall as s grows.
         least = -found.width[0]
         if ridge is None:
-            losses = {tried: problem.left_out(fold, tried, least) for tried in (np.inf, *RIDGES)}
-            ridge = min(losses, key=lambda tried: losses[tried])
+            ridge = problem.best_ridge(fold, least)
         slopes = problem.solve(np.ones(len(error), bool), ridge, least)[aside.shape[1] :]
         return cls(found.centre, found.width, ends, slopes, ridge)
 
@@ -181,14 +180,21 @@ class _Slopes:
         bounds = [(None, None)] * fixed + [first] + [slope] * (free - 1)
         return np.asarray(minimize(loss, np.zeros(fixed + free), jac=True, method="L-BFGS-B", bounds=bounds).x)
 
-    def left_out(self, fold: np.ndarray, ridge: float, least: float) -> float:
-        """Mean loss of each fold under the coefficients of the others; infinite if there is only one."""
-        total = 0.0
+    def best_ridge(self, fold: np.ndarray, least: float) -> float:
+        """The λ whose coefficients fare best on folds that took no part; infinite unless it pays beyond chance."""
+        if len(np.unique(fold)) < 2:
+            return np.inf
+        losses = {ridge: self.left_out(fold, ridge, least) for ridge in (*RIDGES, np.inf)}
+        best = min(losses, key=lambda ridge: losses[ridge].sum())
+        gain = losses[np.inf] - losses[best]
+        return best if gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)) else np.inf
+
+    def left_out(self, fold: np.ndarray, ridge: float, least: float) -> np.ndarray:
+        """Loss of each fold under the coefficients of the others."""
+        losses = []
         for k in np.unique(fold):
-            others = fold != k
-            if not self.weight[others].any():
-                return 0.0 if np.isinf(ridge) else np.inf
-            b = self.solve(others, ridge, least)
-            change = np.column_stack([self.aside, self.predictors])[~others] @ b
-            total += float(self.weight[~others] @ (self.ratio[~others] * np.exp(-change) + change))
-        return total
+            mine = fold == k
+            b = self.solve(~mine, ridge, least)
+            change = np.column_stack([self.aside, self.predictors])[mine] @ b
+            losses.append(float(self.weight[mine] @ (self.ratio[mine] * np.exp(-change) + change)))
+        return np.array(losses)
