@@ -1,23 +1,26 @@
 """Are the error bars honest, and what do realisations cost? On the trained models of the benchmark.
 
-    python benchmarks/uncertainty.py [--cases gaussian-cloud40:5,era5-pixel20:3] [--parts intervals,contexts,members]
+    python benchmarks/uncertainty.py [--cases gaussian-cloud40:3,era5-pixel20:3] [--parts intervals,contexts,members]
     python benchmarks/uncertainty.py --figure docs/images/uncertainty.png
 
 A case is followed by the minutes of the training budget, which name the model in the cache; a model that is not there
-is trained. One JSON per case and part goes to benchmarks/results/uncertainty; existing ones are kept. Measured on
-test samples with known truth, at cells that were missing:
+is trained, one that is there is calibrated anew. One JSON per case and part goes to benchmarks/results/uncertainty;
+existing ones are kept. Measured on test samples with known truth, at cells that were missing:
 
 * intervals: coverage of 50 % and 90 % intervals, overall and by distance to an observation, and CRPS – calibrated, as
-  the network says, and calibrated on clear scenes as other tools do; beside climatology and the EOF fill's own error;
-* contexts: error of balanced and random contexts;
-* cost: what v_std adds to a fill;
-* members: CRPS of the samplers, second order with 30 steps against DDIM with 200.
+  the network says, and calibrated on clear scenes as other tools do;
+* baselines: CRPS of the climatology and of the EOF fill with its own error;
+* contexts: error of balanced and random contexts; on 3 x 3 blocks also of all distinct ones;
+* cost: what v_std adds to a fill, in processor time;
+* members: CRPS of the samplers, second order with 30 steps against DDIM with 200, and their forward passes;
+* guidance (shallow water): residual of the equation and error of a fill with and without it.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +35,14 @@ from fieldfill.bench.benches import Job
 from fieldfill.bench.cases import CASES, SCALES, Data
 from fieldfill.bench.methods import classical, learnt
 from fieldfill.bench.run import Runner, default_cache
-from fieldfill.calibrate import clear_scene
-from fieldfill.config import build_denoiser
+from fieldfill.calibrate import calibrate, clear_scene
+from fieldfill.config import build_denoiser, build_partition
 from fieldfill.holdout import hold_out
+from fieldfill.members import PROBES
 from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
 from fieldfill.multistep import Solver
+from fieldfill.nn import GaussianSkip
+from fieldfill.physics import physical_scores
 from fieldfill.record import open_record
 from fieldfill.sample import Ensemble, single_step
 from fieldfill.seeds import stream
@@ -46,29 +52,53 @@ RESULTS = Path(__file__).parent / "results"
 FOLDER = RESULTS / "uncertainty"
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
 SOME = 6  # test samples for what takes many fills
+LARGE = 20_000  # cells of a window from which on fewer members are drawn
+CASES_MINUTES = (
+    "gaussian-cloud40:3,advection-block8of9:3,navier-stokes-pixel60:3,era5-pixel20:3,shallow-water-block8of9:0.5"
+)
 LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
+
+
+def training_windows(filler: ff.Filler, data: Data) -> Windows:
+    """The record of the training with the cells that it held out."""
+    model = filler.model_
+    windows = Windows(open_record(data.train, None, None, data.domain), model.normaliser, model.config.window)
+    windows.held = hold_out(windows, model.config.hold_out, stream(model.seed, "hold-out"))
+    return windows
+
+
+def calibrated(filler: ff.Filler, data: Data) -> None:
+    """Calibrates a model from the cache anew, so that a change of the calibration needs no training."""
+    model = filler.model_
+    windows = training_windows(filler, data)
+    spread = calibrate(model.denoiser, model.partition, windows, model.ensemble, stream(model.seed, "choice"))
+    filler.model_ = replace(model, spread=spread)
 
 
 def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """Coverage and CRPS of what users get, and of what they would get otherwise."""
-    model = filler.model_
-    record = open_record(data.train, None, None, data.domain)
-    windows = Windows(record, model.normaliser, model.config.window)
-    windows.held = hold_out(windows, model.config.hold_out, stream(model.seed, "hold-out"))
+    model, windows = filler.model_, training_windows(filler, data)
+    record = windows.record
     clear = clear_scene(model.denoiser, model.partition, windows, model.ensemble, stream(0, "choice"))
     found = {}
     for name, spread in {"calibrated": model.spread, "as the network says": _raw, "clear scenes": clear}.items():
         filler.model_ = replace(model, spread=spread)
         found[name] = _judged(filler.fill(data.test), data.truth, record.periodic)
     filler.model_ = model
-    found["climatology"] = {"crps": _climatology(data)}
-    eof = classical("eof", CASES[case], SCALES["cpu"], data.domain)
-    train = data.train if eof.fit_samples is None else data.train.isel(sample=slice(eof.fit_samples))
-    found["eof"] = _judged(eof.method.fit(train).fill(data.test), data.truth, record.periodic)
+    found["held-out cells"] = model.spread.summary
     return found
 
 
-def _raw(raw: np.ndarray, distance: np.ndarray) -> np.ndarray:
+def baselines(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+    """CRPS of a normal law around the climatology, and of the EOF fill."""
+    periodic = open_record(data.train, None, None, data.domain).periodic
+    eof = classical("eof", CASES[case], SCALES["cpu"], data.domain)
+    train = data.train if eof.fit_samples is None else data.train.isel(sample=slice(eof.fit_samples))
+    filled = eof.method.fit(train).fill(data.test)
+    return {"climatology": {"crps": _climatology(data)}, "eof": _judged(filled, data.truth, periodic)}
+
+
+def _raw(raw: np.ndarray, distance: np.ndarray, around: np.ndarray) -> np.ndarray:
     return raw
 
 
@@ -102,8 +132,28 @@ def contexts(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
         found[f"{design} {count}"] = {"mse": float(np.mean(errors)), "by_seed": errors}
     filler.model_ = replace(model, ensemble=Ensemble(0))
     found["all observations"] = {"mse": ff.score(filler.fill(test), truth).mse.item()}
+    if CASES[case].pattern == "block":
+        blocks = build_partition("block:3x3", model.bank, model.config.keep)
+        filler.model_ = replace(model, partition=blocks)
+        found["all distinct"] = _enumerated(filler, data)
     filler.model_ = model
     return found
+
+
+def _enumerated(filler: ff.Filler, data: Data) -> dict[str, float]:
+    """Error of every context that lacks one block, and what that of random ones of the kind, a + b / K, tends to."""
+    model, few = filler.model_, slice(0, SOME // 2)
+    test, truth = data.test.isel(sample=few), data.truth.isel(sample=few)
+
+    def error(count: int, design: str, seed: int) -> float:
+        filler.model_ = replace(model, ensemble=Ensemble(count, design=design))
+        return ff.score(filler.fill(test, seed=seed), truth).mse.item()
+
+    counts = (4, 16, 64)
+    errors = [np.mean([error(count, "random", seed) for seed in (0, 1)]) for count in counts]
+    slope, limit = np.polyfit(1 / np.array(counts), errors, 1)
+    random = dict(zip((f"random {count}" for count in counts), errors))
+    return {**random, "limit": float(limit), "slope": float(slope), "enumerated": error(9, "enumerated", 0)}
 
 
 def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
@@ -119,50 +169,111 @@ def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
         "without": lambda: single_step(plain.eval(), x, observed, model.partition, model.ensemble, generators),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(7):
+    for _ in range(9):
         for name, way in ways.items():
-            begun = time.perf_counter()
+            begun = time.process_time()
             way()
-            seconds[name].append(time.perf_counter() - begun)
+            seconds[name].append(time.process_time() - begun)
+    ratios = np.array(seconds["with"]) / np.array(seconds["without"])
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
-    return {"seconds": medians, "v_std_adds": medians["with"] / medians["without"] - 1}
+    return {"seconds": medians, "v_std_adds": float(np.median(ratios)) - 1}
+
+
+@contextmanager
+def counted(gaussian: GaussianSkip) -> Iterator[list[int]]:
+    """Counts the rows that go through the Gaussian mean: every forward pass of a denoiser takes it once."""
+    passes, plain = [0], gaussian.posterior_mean
+
+    def counting(y: torch.Tensor, context: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        passes[0] += len(y)
+        return plain(y, context, noise)
+
+    gaussian.posterior_mean = counting  # type: ignore[method-assign]
+    try:
+        yield passes
+    finally:
+        del gaussian.posterior_mean
 
 
 def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
-    """CRPS and cost of realisations on a few test samples."""
-    few = slice(0, 4)
+    """CRPS, forward passes and cost of realisations on a few test samples; all samplers start from the same noise."""
+    large = data.test.isel(sample=0).to_dataarray().size > LARGE
+    count, few = 4 if large else 16, slice(0, 1)
     test, truth = data.test.isel(sample=few), data.truth.isel(sample=few)
+    skip = filler.model_.denoiser.skip
+    assert isinstance(skip, GaussianSkip)
     ways = {
         "conditional": ("conditional", Solver()),
         "exact, second order, 30 steps": ("exact", Solver(30, 2)),
         "exact, DDIM, 200 steps": ("exact", Solver(200, 1)),
-        "weighted, second order, 30 steps": ("weighted", Solver(30, 2)),
     }
-    found: dict[str, Any] = {"normal law with v_std": {"crps": ff.score(filler.fill(test), truth).crps.item()}}
+    if not large:
+        ways["weighted, second order, 30 steps"] = ("weighted", Solver(30, 2))
+    with counted(skip) as passes:
+        plain = ff.score(filler.fill(test), truth).isel(variable=0)
+    found: dict[str, Any] = {"normal law with v_std": {"crps": plain.crps.item(), "passes": passes[0]}}
     for name, (sampler, solver) in ways.items():
-        begun = time.perf_counter()
-        filled = filler.fill(test, members=8, sampler=sampler, solver=solver)
-        seconds = time.perf_counter() - begun
+        begun = time.process_time()
+        with counted(skip) as passes:
+            filled = filler.fill(test, members=count, sampler=sampler, solver=solver)
+        seconds = time.process_time() - begun
         scores = ff.score(filled, truth).isel(variable=0)
         keys = ("crps_ensemble", "spread_skill_ensemble", "rank_flatness")
-        found[name] = {**{key: scores[key].item() for key in keys}, "seconds": seconds}
+        found[name] = {**{key: scores[key].item() for key in keys}, "seconds": seconds, "passes": passes[0]}
+    first, second = (found[f"exact, {name} steps"]["crps_ensemble"] for name in ("DDIM, 200", "second order, 30"))
+    found["second order over DDIM"] = second / first - 1
+    found["members"], found["samples"], found["probes"] = count, test.sizes["sample"], PROBES
     return found
 
 
-PARTS = {"intervals": intervals, "contexts": contexts, "cost": cost, "members": members}
+def guidance(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+    """Residual of the equation and error at missing cells, with the weight chosen on held-out cells and without."""
+    some = slice(0, 2 * SOME)
+    test, truth = data.test.isel(sample=some), data.truth.isel(sample=some)
+    found: dict[str, Any] = {}
+    for name, weight in (("plain", 0.0), ("guided", "auto")):
+        filled = filler.fill(test, guidance=weight)
+        physics = physical_scores(filled, truth)
+        assert physics is not None
+        found[name] = {
+            "residual": {v: physics[f"{v}_residual"].item() for v in filler.model_.variables},
+            "mse": ff.score(filled, truth).mse.to_series().to_dict(),
+        }
+    for key in ("residual", "mse"):
+        plain, guided = found["plain"][key], found["guided"][key]
+        found[f"{key}_ratio"] = {v: guided[v] / plain[v] for v in plain}
+    return found
 
 
-def measure(case: str, minutes: float, parts: list[str], threads: int) -> None:
-    runner = Runner(RESULTS, SCALES["cpu"], default_cache(RESULTS), minutes, threads)
+PARTS = {
+    "intervals": intervals,
+    "cost": cost,
+    "baselines": baselines,
+    "contexts": contexts,
+    "members": members,
+    "guidance": guidance,
+}
+STATED = {"intervals", "cost", "members"}  # parts that look at v_std
+
+
+def applies(part: str, case: str) -> bool:
+    """Guidance needs an equation, and its case serves that part alone."""
+    return (part == "guidance") == (CASES[case].data == "shallow-water")
+
+
+def measure(case: str, minutes: float, parts: list[str], threads: int, cache: Path) -> None:
+    todo = [part for part in parts if applies(part, case) and not row_path(case, part).exists()]
+    if not todo:
+        return
+    runner = Runner(RESULTS, SCALES["cpu"], cache, minutes, threads)
     torch.set_num_threads(threads)
     data = runner._data(case, 0)
     job = Job("uncertainty", case, "fieldfill", "fieldfill")
     config = learnt("fieldfill", CASES[case], runner.scale, data.frames, minutes, {})
     filler, facts = runner._trained(job, config, data, 0)
-    for part in parts:
-        path = FOLDER / f"{case}__{part}__seed0.json"
-        if path.exists():
-            continue
+    if STATED.intersection(todo):
+        calibrated(filler, data)
+    for part in todo:
         begun = time.monotonic()
         row = {
             "bench": "uncertainty",
@@ -177,8 +288,12 @@ def measure(case: str, minutes: float, parts: list[str], threads: int) -> None:
             "seconds": time.monotonic() - begun,
             **rows.provenance(threads),
         }
-        path.write_text(json.dumps(row, indent=1, default=float))
+        row_path(case, part).write_text(json.dumps(row, indent=1, default=float))
         print(f"{case} {part}: {row['seconds']:.0f} s", flush=True)
+
+
+def row_path(case: str, part: str) -> Path:
+    return FOLDER / f"{case}__{part}__seed0.json"
 
 
 def draw(path: Path) -> None:
@@ -212,11 +327,10 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--cases", default="gaussian-cloud40:5,advection-block8of9:4,navier-stokes-pixel60:4,era5-pixel20:3"
-    )
+    parser.add_argument("--cases", default=CASES_MINUTES)
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", type=Path, default=default_cache(RESULTS))
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     if options.figure is not None:
@@ -225,7 +339,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for named in options.cases.split(","):
         case, minutes = named.split(":")
-        measure(case, float(minutes), options.parts.split(","), options.threads)
+        measure(case, float(minutes), options.parts.split(","), options.threads, options.cache)
 
 
 if __name__ == "__main__":

@@ -221,6 +221,7 @@ ACCOUNT = {
     "effective_cells": 600.4,
     "effective_windows": 7.6,
     "missing_beyond_reach": 0.021,
+    "tails": 1.173,
 }
 
 
@@ -379,7 +380,12 @@ def test_the_reliability_diagram_holds_the_calibration_and_the_truth(tmp_path: P
     assert curves["held-out cells, uncalibrated"]["y"] == [30, 61, 80]
     told = reliability(story.filled, story.truth, ACCOUNT["levels"]).values[0]
     assert curves["truth"]["x"] == [50, 90, 99] and curves["truth"]["y"] == pytest.approx(100 * told)
-    assert "1,234 observed cells" in text and "600 cells of 8 windows" in text and "2.1 % of the missing" in text
+    assert (
+        "1,234 observed cells" in text
+        and "600 cells of 8 windows" in text
+        and "2.1 % of the missing" in text
+        and "1.17 times" in text
+    )
 
 
 def test_the_budget_is_a_table_of_shares(tmp_path: Path) -> None:

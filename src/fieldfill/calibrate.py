@@ -5,6 +5,7 @@ Held-out cells stand for missing ones. They are weighted such that they lie as d
 interval – is an estimate of the same for the missing cells.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fieldfill.denoise import Denoiser
 from fieldfill.partition import Partition
 from fieldfill.reweight import matching_weights, places_in_gaps
 from fieldfill.sample import Ensemble, single_step
+from fieldfill.surroundings import surroundings
 from fieldfill.uncertainty import Calibration, HeldCells
 from fieldfill.windows import Windows, blend_weights
 
@@ -73,7 +75,7 @@ def held_cells(
     if missing is None:
         return cells
     weight = matching_weights((cells.distance, cells.sparsity, cells.weight), missing)
-    return HeldCells(**{**vars(cells), "weight": weight})
+    return replace(cells, weight=weight)
 
 
 def _estimated(
@@ -95,7 +97,8 @@ def _estimated(
     raw = None if estimate.variance is None else np.sqrt(estimate.variance.numpy()[chosen]).astype(float)
     error = (estimate.mean - x).numpy()[chosen].astype(float)
     prior = blend_weights(windows.length)[frame]
-    return HeldCells(error, raw, distance[chosen], sparsity[chosen], variable, window + first, prior)
+    around = surroundings(estimate.mean, left, torch.from_numpy(windows.record.domain))[chosen]
+    return HeldCells(error, raw, distance[chosen], sparsity[chosen], variable, window + first, prior, around)
 
 
 def _joined(parts: list[HeldCells]) -> HeldCells:
@@ -164,4 +167,4 @@ def clear_scene(
             parts.append(
                 _estimated(denoiser, partition, x, observed & ~held, held, ensemble, windows, generator, number)
             )
-    return Calibration.fit(_joined(parts), windows.record.shape[1], by_distance=False)
+    return Calibration.fit(replace(_joined(parts), around=None), windows.record.shape[1], by_distance=False)

@@ -27,6 +27,7 @@ from fieldfill.io import check_free, replacing
 from fieldfill.metrics import distance_to_observation
 from fieldfill.partition import Partition
 from fieldfill.sample import Ensemble, Estimate, row_generators, single_step
+from fieldfill.surroundings import surroundings
 from fieldfill.uncertainty import Calibration
 from fieldfill.windows import Normaliser
 
@@ -100,7 +101,8 @@ class Model:
         found = single_step(self.denoiser, x, observed, self.partition, self.ensemble, generators)
         distance = distance_to_observation(observed.numpy(), periodic=self.grid.periodic)
         raw = None if found.variance is None else found.variance.sqrt().numpy()
-        std = np.where(observed.numpy(), np.float32(0), self.spread(raw, distance))
+        around = surroundings(found.mean, observed, self.domain)
+        std = np.where(observed.numpy(), np.float32(0), self.spread(raw, distance, around))
         if not budget:
             return found.mean.numpy(), std
         return found.mean.numpy(), std, self._budget(x, observed, found, std, generators)

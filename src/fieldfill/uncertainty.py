@@ -1,14 +1,19 @@
 r"""A standard deviation for filled cells, calibrated on held-out cells rather than assumed.
 
 A cell at distance d from the nearest observation has a raw standard deviation s: the learnt one, or for a model that
-learns none the root mean squared error of held-out cells at that distance. It is stated as
+learns none the root mean squared error of held-out cells at that distance; corrected by what
+surrounds the cell (`fieldfill.surroundings`). It is stated as
 
-.. math:: \mathrm{std} = f(d)\, s, \qquad f = q_{0.9}(|error| / s) / 1.645
+.. math:: \mathrm{std} = f(d)\, s, \qquad f = (q_{0.9} / 1.645)^{0.64}\, (q_{0.5} / 0.674)^{0.36}
 
-with the weighted 90 % quantile q of the held-out cells near d, each counted as often as cells like it are missing
-(`fieldfill.reweight`). So 90 % of the truth lies within 1.645 std. The quantile of few windows is noisy: factors are
-drawn towards a common one, and all of them are raised until windows that did not take part are covered as well.
-Beyond the farthest held-out cell nothing is known: there the std grows to that of the climatology.
+with the weighted quantiles q of |error| / s of the held-out cells near d, each counted as often as cells like it are
+missing (`fieldfill.reweight`). If errors over s are normal, both quantiles say the same, and 90 % of the truth lies
+within 1.645 std and 50 % within 0.674 std. If they have heavier tails no factor does both; the exponents share the miss
+in proportion to what is tolerated, 3 points at 90 % and 5 at 50 %, and f keeps at least 88 %.
+
+The quantiles of few windows are noisy: factors are drawn towards a common one, and all of them are raised until windows
+that did not take part are covered as well. Beyond the farthest held-out cell nothing is known: there the std grows to
+that of the climatology.
 """
 
 from collections.abc import Mapping
@@ -19,14 +24,21 @@ import numpy as np
 from scipy.special import ndtri
 
 from fieldfill.reweight import FAR, effective_count
+from fieldfill.surroundings import LocalScale
 
 __all__ = ["LEVELS", "Calibration", "DistanceSpread", "HeldCells"]
 
 MIN_CELLS = 50  # a mean over fewer held-out cells is not trusted
 CLIMATOLOGY = 1.0  # unitless fields have variance 1
 LEAST = 1e-4  # no cell is known better than this share of the climatological std
-LEVEL, FOLDS, KNOTS = 0.9, 8, 6
+FOLDS, KNOTS = 8, 6
+# Levels that are to be covered and the exponents of their quantiles. A factor changes the coverage of a normal law by
+# 2 z φ(z) a unit of its logarithm, .34 and .43; the exponents are the squares of that over the tolerated 3 and 5
+# points.
+OUTER, INNER = (0.9, 0.64), (0.5, 0.36)
+KEPT = 0.88  # that the interval of 90 % holds at least
 SHRINK = 10.0  # so many windows that a common factor is worth
+LOCAL = "local."  # begins the names of the local correction's arrays
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -46,6 +58,8 @@ class HeldCells:
         numbers of the variable and of the validation window.
     weight
         how much the cell counts; mean 1.
+    around
+        (n, 4) of `fieldfill.surroundings`; None leaves the raw standard deviation as it is.
     """
 
     error: np.ndarray
@@ -55,6 +69,7 @@ class HeldCells:
     variable: np.ndarray
     window: np.ndarray
     weight: np.ndarray
+    around: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.error)
@@ -114,6 +129,8 @@ class Calibration:
         the raw standard deviation of a model that learns none, else None.
     summary
         reliability of the held-out cells and how much evidence there was; JSON.
+    local
+        correction of the raw standard deviation by what surrounds a cell, or None.
     """
 
     distances: np.ndarray
@@ -121,20 +138,36 @@ class Calibration:
     reach: float
     spread: DistanceSpread | None
     summary: dict[str, Any] = field(default_factory=dict)
+    local: LocalScale | None = None
 
-    def __call__(self, raw: np.ndarray | None, distance: np.ndarray) -> np.ndarray:
-        """Standard deviation (..., C, T, H, W) from the raw one, if there is one, and the distance."""
+    def __call__(self, raw: np.ndarray | None, distance: np.ndarray, around: np.ndarray | None = None) -> np.ndarray:
+        """Standard deviation (..., C, T, H, W) from the raw one, if there is one, the distance and the surroundings.
+
+        ``around`` (..., C, T, H, W, 4) may be left out if the calibration was fitted without it.
+        """
         distance = np.minimum(distance, FAR)
         out = np.empty(distance.shape, np.float32)
         for c in range(len(self.factors)):
             here = (..., c, slice(None), slice(None), slice(None))
-            out[here] = self._stated(None if raw is None else raw[here], distance[here], c)
+            own = None if around is None else around[(*here, slice(None))]
+            raws = self._corrected(None if raw is None else raw[here], distance[here], own, c)
+            out[here] = self._stated(raws, distance[here], c)
         return out
 
-    def _stated(self, raw: np.ndarray | None, distance: np.ndarray, variable: int) -> np.ndarray:
+    def _corrected(
+        self, raw: np.ndarray | None, distance: np.ndarray, around: np.ndarray | None, variable: int
+    ) -> np.ndarray:
+        """The raw standard deviation, with what the surroundings say."""
         if self.spread is not None:
             raw = self.spread.at(distance, variable)
         assert raw is not None, "the calibration of a learnt spread needs it"
+        raw = np.maximum(raw, LEAST)
+        if self.local is None:
+            return raw
+        assert around is not None, "a calibration with the surroundings needs them"
+        return self.local(raw, around)
+
+    def _stated(self, raw: np.ndarray, distance: np.ndarray, variable: int) -> np.ndarray:
         std = np.maximum(raw * np.interp(distance, self.distances, self.factors[variable]), LEAST)
         # From the reach to twice the reach the variance goes to the climatology's; it never falls.
         unknown = np.clip(distance / max(self.reach, 1.0) - 1, 0, 1)
@@ -144,31 +177,35 @@ class Calibration:
     def fit(cls, cells: HeldCells, variables: int, by_distance: bool = True) -> "Calibration":
         """From held-out cells.
 
-        For the summary each window is judged by the factors of the others. All are raised by one number until 90 % are
-        covered, so that the summary tests the other levels and not this one.
+        For the summary each window is judged by the factors of the others. All are raised by one number until their
+        own factor would be 1, so that the summary tests the other levels and not these.
         """
         fitted = cls._plain(cells, variables, by_distance)
         fold = _folds(cells.window)
-        scores, raws = np.abs(cells.error) / fitted._of(cells), None
+        scores = np.abs(cells.error) / fitted._of(cells)
         if fold.max() > 0:
+            ridge = None if fitted.local is None else fitted.local.ridge
             for k in range(fold.max() + 1):
-                others = cls._plain(cells.where(fold != k), variables, by_distance)
+                others = cls._plain(cells.where(fold != k), variables, by_distance, ridge)
                 scores[fold == k] = np.abs(cells.error[fold == k]) / others._of(cells.where(fold == k))
             raised = max(1.0, _factor(scores, cells.weight))
             fitted = replace(fitted, factors=fitted.factors * raised)
             scores = scores / raised
-        raws = np.abs(cells.error) / fitted._raw(cells)
-        return replace(fitted, summary=_summary(cells, scores, raws, fitted.reach))
+        raws = np.abs(cells.error) / replace(fitted, local=None)._raw(cells)
+        return replace(fitted, summary=_summary(cells, scores, raws, fitted))
 
     @classmethod
-    def _plain(cls, cells: HeldCells, variables: int, by_distance: bool) -> "Calibration":
-        """Factors without regard to the noise of few windows."""
+    def _plain(cls, cells: HeldCells, variables: int, by_distance: bool, ridge: float | None = None) -> "Calibration":
+        """Factors without regard to the noise of few windows; ``ridge`` None chooses that of the local correction."""
         spread = DistanceSpread.fit(cells, variables, 12 if by_distance else 1) if cells.raw is None else None
         knots = KNOTS if by_distance else 1
         reach = float(np.quantile(cells.distance, 0.995)) if by_distance else FAR
         weight = np.maximum(cells.weight, 1e-9)
         place, centres = _bins(cells.distance, weight, int(np.clip(len(cells) // MIN_CELLS, 1, knots)))
         found = cls(centres, np.ones((variables, len(centres))), reach, spread)
+        if cells.around is not None:
+            parts = (cells.error, found._raw(cells), cells.distance, cells.around, weight, _folds(cells.window))
+            found = replace(found, local=LocalScale.fit(*parts, ridge))
         ratio = np.abs(cells.error) / found._raw(cells)
         common = _factor(ratio, cells.weight)
         factors = np.empty((variables, len(centres)))
@@ -184,10 +221,7 @@ class Calibration:
         return replace(found, factors=factors)
 
     def _raw(self, cells: HeldCells) -> np.ndarray:
-        if self.spread is None:
-            assert cells.raw is not None
-            return np.maximum(cells.raw, LEAST)
-        values = [self.spread.at(cells.distance, c) for c in range(len(self.factors))]
+        values = [self._corrected(cells.raw, cells.distance, cells.around, c) for c in range(len(self.factors))]
         return np.choose(cells.variable, values)
 
     def _of(self, cells: HeldCells) -> np.ndarray:
@@ -200,6 +234,8 @@ class Calibration:
         out = {"distances": self.distances, "factors": self.factors, "reach": np.array([self.reach])}
         if self.spread is not None:
             out |= {"spread.distances": self.spread.distances, "spread.spreads": self.spread.spreads}
+        if self.local is not None:
+            out |= {f"{LOCAL}{name}": value for name, value in self.local.arrays().items()}
         return out
 
     @classmethod
@@ -207,11 +243,17 @@ class Calibration:
         spread = None
         if "spread.distances" in arrays:
             spread = DistanceSpread(arrays["spread.distances"], arrays["spread.spreads"])
-        return cls(arrays["distances"], arrays["factors"], float(arrays["reach"][0]), spread, summary)
+        parts = {name.removeprefix(LOCAL): value for name, value in arrays.items() if name.startswith(LOCAL)}
+        local = LocalScale.of(parts) if parts else None
+        return cls(arrays["distances"], arrays["factors"], float(arrays["reach"][0]), spread, summary, local)
 
 
-def _summary(cells: HeldCells, scores: np.ndarray, raws: np.ndarray, reach: float) -> dict[str, Any]:
-    """How the held-out cells fare; ``scores`` are |error| / std, ``raws`` the same before calibration."""
+def _summary(cells: HeldCells, scores: np.ndarray, raws: np.ndarray, fitted: Calibration) -> dict[str, Any]:
+    """How the held-out cells fare; ``scores`` are |error| / std, ``raws`` the same before calibration.
+
+    ``tails`` is the ratio of the 90 % and 50 % quantiles of the scores over that of a normal law: 1 if one standard
+    deviation can be right for both, more if a few cells err much more than most.
+    """
     total = cells.weight.sum()
 
     def covered(ratio: np.ndarray) -> list[float]:
@@ -222,19 +264,31 @@ def _summary(cells: HeldCells, scores: np.ndarray, raws: np.ndarray, reach: floa
         "calibrated": covered(scores),
         "uncalibrated": covered(raws),
         "squared_score": float((cells.weight * scores**2).sum() / total),
+        "tails": _over_normal(scores, cells.weight, OUTER[0]) / _over_normal(scores, cells.weight, INNER[0]),
+        "local_slopes": None if fitted.local is None else fitted.local.slopes.tolist(),
         "cells": len(cells),
         "effective_cells": effective_count(cells.weight),
         "effective_windows": effective_count(cells.weight, cells.window),
-        "reach": reach,
+        "reach": fitted.reach,
     }
 
 
 def _factor(ratio: np.ndarray, weight: np.ndarray) -> float:
-    """Weighted 90 % quantile of |error| / std over that of a normal distribution."""
+    """What makes intervals of |error| / std as right as possible at both levels."""
+    shared = sum(exponent * np.log(_over_normal(ratio, weight, level)) for level, exponent in (OUTER, INNER))
+    return max(float(np.exp(shared)), _quantile(ratio, weight, KEPT) / float(ndtri((1 + OUTER[0]) / 2)))
+
+
+def _over_normal(ratio: np.ndarray, weight: np.ndarray, level: float) -> float:
+    """Weighted quantile of |error| / std over that of a normal distribution."""
+    return _quantile(ratio, weight, level) / float(ndtri((1 + level) / 2))
+
+
+def _quantile(ratio: np.ndarray, weight: np.ndarray, level: float) -> float:
     order = np.argsort(ratio)
     below = np.cumsum(weight[order])
-    place = min(int(np.searchsorted(below, LEVEL * below[-1])), len(order) - 1)
-    return max(float(ratio[order[place]]), 1e-3) / float(ndtri((1 + LEVEL) / 2))
+    place = min(int(np.searchsorted(below, level * below[-1])), len(order) - 1)
+    return max(float(ratio[order[place]]), 1e-3)
 
 
 def _drawn(ratio: np.ndarray, cells: HeldCells, chosen: np.ndarray, towards: float) -> float:

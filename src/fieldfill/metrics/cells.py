@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import distance_transform_edt
 from scipy.special import ndtr, ndtri
 
 from fieldfill.errors import InputError
@@ -127,16 +126,43 @@ def distance_to_observation(
 
 
 def _distance(grid: Array, sampling: tuple[float, ...], periodic: tuple[bool, bool]) -> Array:
-    """Distance to the nearest True cell of one grid (..., H, W)."""
-    open_ended = distance_transform_edt(~grid, sampling=sampling)
-    if not any(periodic):
-        return open_ended
-    # Around an axis nothing is nearer than what lies within the largest distance found without going around.
-    reach = int(np.ceil(open_ended.max()))
-    turns = [min(size // 2, reach) if closed else 0 for size, closed in zip(grid.shape[-2:], periodic)]
-    pad = [(0, 0)] * (grid.ndim - 2) + [(turn, turn) for turn in turns]
-    inner = tuple(slice(before, before + size) for (before, _), size in zip(pad, grid.shape))
-    return distance_transform_edt(~np.pad(grid, pad, mode="wrap"), sampling=sampling)[inner]
+    """Distance to the nearest True cell of one grid (..., H, W), one axis after another.
+
+    Squares of distances add up over the axes, so that the least one is the least along the first axis, then the least
+    of that plus what a step along the second costs, and so on.
+    """
+    square = _along_columns(grid, periodic[1]) ** 2 * np.float32(sampling[-1] ** 2)
+    for axis, closed in ((-2, periodic[0]), *((axis, False) for axis in range(grid.ndim - 2))):
+        square = _least_across(square, axis, sampling[axis], closed)
+    return np.sqrt(square, dtype=float)
+
+
+def _along_columns(grid: Array, closed: bool) -> Array:
+    """Columns to the nearest True cell in the same row, infinite if there is none; float32."""
+    width = grid.shape[-1]
+    here = np.arange(width, dtype=np.float32)
+    before = np.maximum.accumulate(np.where(grid, here, -np.float32(np.inf)), axis=-1)
+    after = np.minimum.accumulate(np.where(grid, here, np.float32(np.inf))[..., ::-1], axis=-1)[..., ::-1]
+    if closed:
+        before, after = np.maximum(before, before[..., -1:] - width), np.minimum(after, after[..., :1] + width)
+    return np.minimum(here - before, after - here)
+
+
+def _least_across(square: Array, axis: int, step: float, closed: bool) -> Array:
+    """The least over k of what ``square`` is k cells away along an axis plus (k step)²."""
+    source = np.moveaxis(square, axis, 0)
+    least = source.copy()
+    for k in range(1, len(source) // 2 + 1 if closed else len(source)):
+        cost = np.float32((k * step) ** 2)
+        if cost >= least.max():
+            break
+        moved = source + cost
+        np.minimum(least[k:], moved[:-k], out=least[k:])
+        np.minimum(least[:-k], moved[k:], out=least[:-k])
+        if closed:
+            np.minimum(least[:k], moved[-k:], out=least[:k])
+            np.minimum(least[-k:], moved[:k], out=least[-k:])
+    return np.moveaxis(least, 0, axis)
 
 
 def energy_spectrum(field: Array, taper: bool = False) -> tuple[Array, Array]:

@@ -203,7 +203,13 @@ class _Page:
                 f"<p>It was calibrated, without any truth, on {told['cells']:,} observed cells that had been hidden, "
                 "each counted as often as cells at its place in a gap are really missing. They tell as much as "
                 f"{told['effective_cells']:,.0f} cells of {told['effective_windows']:.0f} windows that count alike. "
-                "Each window is judged by factors that the others gave; at 90 % the curve is right by construction.</p>"
+                "Each window is judged by factors that the others gave; these make the curve right at 50 % and 90 %, "
+                "as far as one number can.</p>"
+            )
+        if tails := told.get("tails", 0):
+            text += (
+                f"<p>A tenth of the errors lies beyond {tails:.2f} times what a normal law with their median would "
+                "say: 1 means that both levels can be right.</p>"
             )
         if beyond := told.get("missing_beyond_reach", 0):
             text += (
