@@ -26,7 +26,7 @@ LAYERS = [
         "climatology",
     ],
     ["nn"],
-    ["denoise", "separations", "covariance"],
+    ["denoise", "separations", "framewise", "covariance"],
     ["train", "validate", "parallel", "sample", "multistep", "guide"],
     ["config"],
     ["calibrate", "model", "gaps", "audit", "physics", "members", "steering", "estimates"],

@@ -15,7 +15,10 @@ the latter: the lines in the spectrum of a few samples are not those of the next
 *Patterns.* What is not stationary: the principal components of complete windows, each with the variance that exceeds
 what the stationary part gives it. They take their share of the variance from the stationary part.
 
-Drift or none, taper, memory, nugget, patterns or none are those with the smallest error on held-out cells.
+*Frames.* Samples that all begin alike may have a covariance that depends on both frames (`fieldfill.framewise`).
+
+Drift or none, taper, memory, nugget, patterns or none, frames or lags are those with the smallest error on held-out
+cells.
 
 *Moving windows.* One drift for the whole record is not enough where every window has its own. If the values of some
 windows show one clearly (`fieldfill.nn.drift`), a second law is learnt from these windows, each moved back by its own
@@ -28,6 +31,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
+from fieldfill.framewise import completed_samples, factorise_frames, frame_covariance, frames_comparable
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.separations import Separations, drift_of, factorise, lagged, separations, tapered
 from fieldfill.windows import Windows
@@ -57,6 +61,10 @@ MEMORIES = (4.0, 1.0, 0.25)  # in windows
 MOVING_ROUNDS = 4
 LEAST_NUGGET = 0.003  # of moving windows: with less the equations take many more steps and the answer is the same
 BATCH_CELLS = 2**17  # cells of the windows that are solved for together
+FRAME_ROUNDS = 2
+FAR = 1.5  # times the error of covariances by lag: no round from there
+COMPLETED_SAMPLES = 40  # in a round of covariances that depend on both frames
+LEAST_SAMPLES = 8  # on which these are judged: there are fewer, larger windows
 
 
 def complete_windows(
@@ -142,6 +150,17 @@ class _Search:
         settings = {"taper": taper, "memory": memory, "nugget": nugget}
         settings |= {"drift_rows": drift[0], "drift_columns": drift[1]}
         self.judge(factorise(tapered(covariance, taper, drift, memory), self.law), None, settings)
+
+    def attempt_frames(self, covariance: Tensor, taper: float, nugget: float) -> None:
+        """A covariance that depends on both frames."""
+        settings = {"taper": taper, "memory": math.inf, "nugget": nugget, "drift_rows": 0.0, "drift_columns": 0.0}
+        self.judge(factorise_frames(covariance, taper, self.law), None, {**settings, "frames": 1.0})
+
+    def rejudge(self, validated: int) -> None:
+        """Measures the best on other cells, to compare what follows with it."""
+        self.validated = validated
+        self.restore()
+        self.best["validation"] = held_out_error(self.skip, self.windows, validated)
 
     def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float]) -> bool:
         """Whether this is the best so far."""
@@ -240,8 +259,33 @@ def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) ->
         patterns, share = patterns_of(skip, windows, places, generator)
         if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
             break
+    if frames_comparable(windows, skip):
+        search = _learn_frames(search, generator)
     search.restore()
     return search.best
+
+
+def _learn_frames(common: _Search, generator: Generator) -> _Search:
+    """The search among covariances that depend on both frames, if it ends with a smaller error than the common one."""
+    skip, windows = common.skip, common.windows
+    search = _Search(skip, windows, skip, max(common.validated, LEAST_SAMPLES * math.prod(skip.shape)))
+    common.rejudge(search.validated)
+    covariance = frame_covariance(windows, skip.torus)
+    for taper, nugget in ((20.0, 0.03), (9.0, 0.03), (20.0, 0.01)):
+        search.attempt_frames(covariance, taper, nugget)
+    count = max(COMPLETED_SAMPLES, MAX_COMPLETED // math.prod(skip.shape))
+    for _ in range(FRAME_ROUNDS):
+        before = search.best["validation"]
+        if before > FAR * common.best["validation"]:
+            break
+        search.restore()
+        covariance, nugget = completed_samples(skip, windows, _some(windows, count, generator), generator)
+        for least in (0.0, 0.01, 0.03):
+            if least == 0.0 or least > nugget:
+                search.attempt_frames(covariance, math.inf, max(least, nugget))
+        if search.best["validation"] > (1 - LEAST_GAIN) * before:
+            break
+    return search if search.best["validation"] < (1 - LEAST_BETTER) * common.best["validation"] else common
 
 
 def _some(windows: Windows, count: int, generator: Generator) -> list[tuple[int, int]]:

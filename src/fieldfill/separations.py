@@ -12,6 +12,7 @@ zero.
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,17 @@ from torch import Generator, Tensor
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.windows import Windows
 
-__all__ = ["Separations", "drift_of", "factorise", "lagged", "separations", "tapered"]
+__all__ = [
+    "Separations",
+    "decompose",
+    "drift_of",
+    "factorise",
+    "lagged",
+    "reliable",
+    "separations",
+    "tapered",
+    "tapered_in_space",
+]
 
 MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
 MAX_VALUES = 2**25  # values that are looked at, for large grids
@@ -50,12 +61,16 @@ def separations(windows: Windows, torus: tuple[int, int], generator: Generator) 
         counts = masks if counts is None else counts + masks
     assert products is not None and counts is not None
     total, pairs = torch.fft.irfft2(products, s=torus), torch.fft.irfft2(counts, s=torus).round()
-    # On an axis that is not periodic longer separations are mixed with those around the torus.
+    pairs = pairs * reliable(torus, grid)
+    return Separations(torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0), pairs)
+
+
+def reliable(torus: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
+    """Separations (rows, columns) that are no others: longer ones are mixed with those around an axis that is open."""
     rows, columns = (
         separation_of(n).abs() <= (n if n == size else n - size) for n, size in zip(torus, grid, strict=True)
     )
-    pairs = pairs * (rows[:, None] & columns)
-    return Separations(torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0), pairs)
+    return rows[:, None] & columns
 
 
 def _stretches(windows: Windows, torus: tuple[int, int], generator: Generator) -> list[tuple[int, int, int]]:
@@ -111,24 +126,44 @@ def tapered(covariance: Tensor, taper: float, drift: tuple[float, float], memory
     return covariance * torch.exp(-(squares[0][:, :, None] + squares[1][:, None, :]) / (2 * taper**2))
 
 
+def tapered_in_space(covariance: Tensor, taper: float) -> Tensor:
+    """Covariances (..., rows, columns) damped with the distance."""
+    if math.isinf(taper):
+        return covariance
+    rows, columns = (separation_of(size).square() for size in covariance.shape[-2:])
+    return covariance * torch.exp(-(rows[:, None] + columns) / (2 * taper**2))
+
+
 def factorise(covariance: Tensor, skip: GaussianSkip) -> Tensor:
     """The factor L_k (K, CT, R, 2) of a skip from covariances (C, C, T, rows, columns) on its torus."""
     variables, _, length = covariance.shape[:3]
     spectrum = torch.fft.rfft2(covariance).flatten(-2).permute(3, 0, 1, 2)
-    channels, rank = variables * length, skip.factor.shape[2]
+    # Clipping and truncation change the variance; it is known best of all, so it is put back.
+    variance = covariance[range(variables), range(variables), 0, 0, 0].mean()
+    parts = spectrum.split(max(1, CHUNK_BYTES // (8 * (variables * length) ** 2)))
+    return decompose((_matrices(part) for part in parts), variance, skip)
+
+
+def _matrices(spectrum: Tensor) -> Tensor:
+    """Matrices (K, CT, CT) over variables and frames from the spectra (K, C, C, T) of covariances by lag."""
+    modes, variables, _, length = spectrum.shape
+    matrix = torch.zeros((modes, variables, length, variables, length), dtype=spectrum.dtype)
+    for early, late in itertools.product(range(length), range(length)):
+        lag = abs(late - early)
+        matrix[:, :, early, :, late] = spectrum[..., lag] if late >= early else spectrum[..., lag].mH
+    return matrix.flatten(3, 4).flatten(1, 2)
+
+
+def decompose(matrices: Iterable[Tensor], variance: Tensor, skip: GaussianSkip) -> Tensor:
+    """The factor L_k (K, CT, R, 2) of Hermitian matrices (K, CT, CT), given in parts, for fields of ``variance``."""
+    channels, rank = skip.factor.shape[1:3]
     values, vectors = [], []
-    for part in spectrum.split(max(1, CHUNK_BYTES // (8 * channels**2))):
-        matrix = torch.zeros((len(part), variables, length, variables, length), dtype=part.dtype)
-        for early, late in itertools.product(range(length), range(length)):
-            lag = abs(late - early)
-            matrix[:, :, early, :, late] = part[..., lag] if late >= early else part[..., lag].mH
+    for matrix in matrices:
         # E[x_a(f, r) x_b(f + lag, r + d)] has the spectrum conj(x_a) x_b: the covariance acts with its transpose.
-        found = torch.linalg.eigh(matrix.flatten(3, 4).flatten(1, 2).mT)
+        found = torch.linalg.eigh(matrix.mT)
         values.append(found.eigenvalues[:, -rank:].clamp(min=0))
         vectors.append(found.eigenvectors[:, :, -rank:].contiguous())
     kept = torch.cat(values)
-    # Clipping and truncation change the variance; it is known best of all, so it is put back.
-    variance = covariance[range(variables), range(variables), 0, 0, 0].mean()
     scale = variance / (_mean_over_modes(kept.sum(1), skip.torus) / channels).clamp(min=1e-12)
     return torch.view_as_real(torch.cat(vectors).mul_((scale * kept).sqrt()[:, None]))
 
