@@ -58,8 +58,8 @@ def measure() -> dict[str, Any]:
         curve = []
         for steps in STEPS:
             skip.steps, skip._modes = steps, None
-            mse = _error(skip.posterior_mean(x, observed, torch.zeros(())), truth, observed)
-            seconds = _seconds(lambda: skip.posterior_mean(x, observed, torch.zeros(()))) / WINDOWS
+            mse = _error(skip.condition(x, observed, torch.zeros(())), truth, observed)
+            seconds = _seconds(lambda: skip.condition(x, observed, torch.zeros(()))) / WINDOWS
             curve.append({"steps": steps, "ratio": mse / best, "ms": 1e3 * seconds, "passes": seconds / forward})
             print(
                 f"{name:<26} {steps:4} steps  {mse / best:.3f} x optimum  {1e3 * seconds:.1f} ms a window", flush=True
