@@ -25,7 +25,7 @@ from fieldfill.masks import (
     TrackMask,
     VariableDropout,
 )
-from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, PullPush, SpaceTimeUNet, zero_skip
+from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, PullPush, SpaceTimeUNet, Transport, zero_skip
 from fieldfill.partition import (
     AllObserved,
     BlockPartition,
@@ -76,6 +76,7 @@ class Config(BaseModel):
     spread: bool = Field(True, description="let the network say how sure it is")
     patch: int = Field(2, ge=1, description="cells per side that the 'unet' folds into channels; others do not")
     skip: str = Field("gaussian", description="linear estimate that the network corrects")
+    transport: bool = Field(True, description="add to the skip what the motion of a window carries into its gaps")
     skip_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian skip")
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
@@ -93,6 +94,7 @@ PRESETS: dict[str, Config] = {
         base=32,
         spread=False,
         skip="none",
+        transport=False,
         choose_contexts=False,
         training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0, shrink=False),
     ),
@@ -161,10 +163,11 @@ def build_denoiser(
     patch = {"patch": config.patch} if config.network == "unet" else {}
     static = static_features(domain) if static is None else static
     variables = domain.shape[0]
+    moving = config.transport and config.window > 1 and config.skip != "none"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = NETWORKS[config.network](
-            features=3 * variables + len(static),
+            features=(5 if moving else 3) * variables + len(static),
             variables=2 * variables if config.spread else variables,
             frames=config.window,
             base=config.base,
@@ -173,7 +176,8 @@ def build_denoiser(
             **patch,
         )
     skip = _build_skip(config, domain, periodic)
-    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread)
+    transport = Transport(variables, periodic) if moving else None
+    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread, transport)
 
 
 def _build_skip(config: Config, domain: Tensor, periodic: tuple[bool, bool]) -> Skip:

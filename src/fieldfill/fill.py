@@ -25,6 +25,7 @@ from fieldfill.holdout import hold_out
 from fieldfill.inputs import DAY_OF_YEAR, SEASON, static_maps, with_season
 from fieldfill.members import Sampling, draw_members, missing_cells, place_generator
 from fieldfill.model import Model
+from fieldfill.motion import learn_motion
 from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
 from fieldfill.parallel import join
@@ -125,6 +126,8 @@ class Filler:
         notes: dict[str, Any] = {}
         if isinstance(denoiser.skip, GaussianSkip):
             notes["covariance"] = learn_covariance(denoiser.skip, windows, stream(self.seed, "covariance"))
+        if denoiser.transport is not None:
+            notes["motion"] = learn_motion(denoiser, windows, partitions[name], self.seed)
         training = Training(denoiser, windows, partitions[name], config.training, self.seed, team)
         identity = _identity(config, self.seed, record)
         team.agree({**identity, "partition": name, "held-out windows": windows.held.places})
