@@ -28,7 +28,10 @@ def waves(d: tuple[float, float], frames: int = 6, size: int = 24, seed: int = 0
     y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     field = torch.zeros(frames, size, size)
     for _ in range(12):
-        k, m, phase = *torch.randint(-3, 4, (2,), generator=generator).tolist(), 6.3 * torch.rand((), generator=generator)
+        k, m, phase = (
+            *torch.randint(-3, 4, (2,), generator=generator).tolist(),
+            6.3 * torch.rand((), generator=generator),
+        )
         for n in range(frames):
             field[n] += torch.cos(2 * math.pi * (k * (y - n * d[0]) + m * (x - n * d[1])) / size + phase)
     return field[None, None] / 3
@@ -109,7 +112,9 @@ def gappy_windows(x: Tensor, frames: int) -> Windows:
     observed = BlockMask(3, 3, 7).sample(tuple(x.shape), Generator().manual_seed(1))
     values = np.where(observed[:, 0].numpy(), x[:, 0].numpy(), np.nan)
     cells = {axis: (axis, np.arange(x.shape[-1]) * 1.0, {"axis": axis.upper(), "periodic": 1}) for axis in "yx"}
-    ds = xr.Dataset({"u": (("sample", "time", "y", "x"), values)}, coords={"time": np.arange(x.shape[2]) * 1.0, **cells})
+    ds = xr.Dataset(
+        {"u": (("sample", "time", "y", "x"), values)}, coords={"time": np.arange(x.shape[2]) * 1.0, **cells}
+    )
     record = open_record(ds)
     windows = Windows(record, Normaliser(record.mean, record.std), frames)
     windows.held = hold_out(windows, 0.3, Generator().manual_seed(0))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ from fieldfill.pde.gaussian import GaussianField
 from fieldfill.pde.store import Simulator
 from fieldfill.schedule import VPSchedule
 from fieldfill.train import TrainSettings
+from fieldfill.windows import Normaliser
 
 __all__ = [
     "PRESETS",
@@ -144,9 +146,21 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 SKIPS = ("gaussian", "pull-push", "none")
 
 
-def static_features(domain: Tensor) -> Tensor:
-    """The domain (C, H, W) as a feature of the network, or none where the field exists everywhere."""
-    return domain.float() if not domain.all() else torch.zeros((0, *domain.shape[1:]))
+def static_features(domain: Tensor, normaliser: Normaliser | None = None) -> Tensor:
+    """What a network knows of every cell (K, H, W).
+
+    The domain (C, H, W), unless the field exists everywhere; mean and log-spread of each cell, standardised, if the
+    normaliser has maps of these: they tell land from sea and hill from valley.
+    """
+    maps = [] if domain.all() else [domain.float()]
+    statistics = () if normaliser is None else (normaliser.mean, np.log(normaliser.std))
+    for values in statistics:
+        for c, known in enumerate(domain if values.ndim == 3 and values.shape[1:] == domain.shape[1:] else ()):
+            one = torch.from_numpy(values[c]).float()
+            spread = one[known].std()
+            if spread > 0:
+                maps.append(torch.where(known, (one - one[known].mean()) / spread, 0)[None])
+    return torch.cat(maps) if maps else torch.zeros((0, *domain.shape[1:]))
 
 
 def build_denoiser(

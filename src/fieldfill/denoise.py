@@ -86,7 +86,8 @@ class Denoiser(nn.Module):
     Arguments
     ---------
     network
-        (features (B, 3C + K, T, H, W), or 5C + K with ``transport``, log_snr (B,)) → (B, C, T, H, W), or (B, 2C, T, H, W) with ``spread``.
+        (features (B, 3C + K, T, H, W), log_snr (B,)) → (B, C, T, H, W), or (B, 2C, T, H, W) with ``spread``; with
+        ``transport`` there are 5C + K features.
     schedule
         gives alpha_t, sigma_t.
     skip

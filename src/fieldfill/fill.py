@@ -121,7 +121,7 @@ class Filler:
         name, partitions, audits = audited(windows, bank, config, self.seed)
         domain = torch.from_numpy(record.domain)
         maps = static_maps(record.ds, record.axes, config.inputs, record.periodic)
-        static = torch.cat([static_features(domain), torch.from_numpy(maps)])
+        static = torch.cat([static_features(domain, windows.normaliser), torch.from_numpy(maps)])
         denoiser = build_denoiser(config, domain, record.periodic, self.seed, static)
         notes: dict[str, Any] = {}
         if isinstance(denoiser.skip, GaussianSkip):

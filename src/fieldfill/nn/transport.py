@@ -111,7 +111,7 @@ def turned_gradient(x: Tensor, turn: Tensor, periodic: Sequence[bool]) -> Tensor
     k_x = 2 * math.pi * torch.fft.rfftfreq(columns, device=x.device)
     scales = torch.tensor(SMOOTHED, device=x.device)[:, None, None]
     smooth = scales**2 * torch.exp(-0.5 * scales**2 * (k_y**2 + k_x**2))
-    stream = torch.einsum("bcthw,chw->bthw", torch.fft.rfft2(x), torch.einsum("cs,shw->chw", turn, smooth).cfloat())
+    stream = torch.einsum("bcthw,chw->bthw", torch.fft.rfft2(x), torch.einsum("cs,shw->chw", turn, smooth) + 0j)
     turned = torch.stack([-1j * k_x * stream, 1j * k_y * stream], dim=2)
     return torch.fft.irfft2(turned, s=(rows, columns))[..., : size[0], : size[1]]
 
