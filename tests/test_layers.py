@@ -17,7 +17,7 @@ LAYERS = [
     ["partition", "exposure", "independence", "holdout", "reweight", "uncertainty", "budget", "climatology"],
     ["nn"],
     ["denoise", "covariance"],
-    ["train", "validate", "motion", "parallel", "sample", "multistep", "guide"],
+    ["train", "validate", "refine", "parallel", "sample", "multistep", "guide"],
     ["config"],
     ["calibrate", "model", "gaps", "audit", "physics", "members", "steering"],
     ["baselines"],
@@ -75,7 +75,7 @@ def test_files_never_meet_torch_and_networks_never_meet_xarray(path: Path) -> No
         "nn",
         "denoise",
         "train",
-        "motion",
+        "refine",
         "sample",
         "multistep",
     }:

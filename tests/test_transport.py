@@ -11,12 +11,12 @@ from torch import Generator, Tensor
 from fieldfill.config import PRESETS, build_denoiser
 from fieldfill.holdout import hold_out
 from fieldfill.masks import BlockMask
-from fieldfill.motion import learn_motion
 from fieldfill.nn import PullPush, Transport
 from fieldfill.nn.transport import TRUST, carry, contrast, turned_gradient
 from fieldfill.partition import BlockPartition
 from fieldfill.pde import Advection
 from fieldfill.record import open_record
+from fieldfill.refine import learn_first_estimate
 from fieldfill.windows import Normaliser, Windows
 
 BOTH = (True, True)
@@ -131,12 +131,12 @@ def test_motion_pays_on_moving_fields_and_is_left_out_of_those_without_any() -> 
     moving = Advection(size=24, frames=12).simulate(12, Generator().manual_seed(0))[0].float()
     denoiser = denoiser_for(12, 24)
     assert isinstance(denoiser.skip, PullPush)
-    found = learn_motion(denoiser, gappy_windows(moving, 12), partition, seed=0)
-    assert found["used"] == 1 and found["validation"] < 0.8 * found["skip"]
+    found = learn_first_estimate(denoiser, gappy_windows(moving, 12), partition, seed=0)
+    assert found["motion"]["validation"] < 0.8 * found["skip"]["validation"]
     random = torch.randn(moving.shape, generator=Generator().manual_seed(2))
     denoiser = denoiser_for(12, 24)
-    found = learn_motion(denoiser, gappy_windows(random, 12), partition, seed=0)
-    assert found["used"] == 0 and not denoiser.transport.weights.any()
+    found = learn_first_estimate(denoiser, gappy_windows(random, 12), partition, seed=0)
+    assert found["motion"]["validation"] == found["skip"]["validation"] and not denoiser.transport.weights.any()
 
 
 def test_an_estimate_with_motion_depends_on_the_context_cells_only() -> None:
@@ -176,8 +176,8 @@ def test_vortices_tell_the_law_of_their_flow() -> None:
     x = vortices(frames=8, size=24, count=12)
     windows = gappy_windows(x, 8)
     denoiser = denoiser_for(8, 24)
-    found = learn_motion(denoiser, windows, BlockPartition(3, 3), seed=0)
-    assert found["stream"] == 1 and found["used"] == 1
+    found = learn_first_estimate(denoiser, windows, BlockPartition(3, 3), seed=0)
+    assert found["motion"]["stream"] == 1 and denoiser.transport.weights.any()
     complete = x[:4] / float(windows.record.std[0])
     down, right, change, _ = contrast(complete, torch.ones_like(complete, dtype=torch.bool), BOTH)
     d = turned_gradient(0.5 * (complete[:, :, 1:] + complete[:, :, :-1]), denoiser.transport.turn, BOTH)[:, None]

@@ -26,7 +26,7 @@ from fieldfill.masks import (
     TrackMask,
     VariableDropout,
 )
-from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, PullPush, SpaceTimeUNet, Transport, zero_skip
+from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, LocalRegression, PullPush, SpaceTimeUNet, Transport, zero_skip
 from fieldfill.partition import (
     AllObserved,
     BlockPartition,
@@ -79,6 +79,7 @@ class Config(BaseModel):
     patch: int = Field(2, ge=1, description="cells per side that the 'unet' folds into channels; others do not")
     skip: str = Field("gaussian", description="linear estimate that the network corrects")
     transport: bool = Field(True, description="add to the skip what the motion of a window carries into its gaps")
+    local: bool = Field(True, description="add to the skip what maps and the neighbourhood of a cell say")
     skip_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian skip")
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
@@ -97,6 +98,7 @@ PRESETS: dict[str, Config] = {
         spread=False,
         skip="none",
         transport=False,
+        local=False,
         choose_contexts=False,
         training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0, shrink=False),
     ),
@@ -191,7 +193,8 @@ def build_denoiser(
         )
     skip = _build_skip(config, domain, periodic)
     transport = Transport(variables, periodic) if moving else None
-    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread, transport)
+    local = LocalRegression(variables, len(static), periodic) if config.local and config.skip != "none" else None
+    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread, transport, local)
 
 
 def _build_skip(config: Config, domain: Tensor, periodic: tuple[bool, bool]) -> Skip:

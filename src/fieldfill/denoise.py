@@ -11,8 +11,9 @@ independent of all that is known, so there the network predicts x_0 whatever the
 
 .. math:: x_0 = (x_t - \sigma_t \epsilon) / \alpha_t = \alpha_t x_t - \sigma_t v
 
-*The first estimate* that the network corrects is that of a skip, which knows the covariance of the data, and what the
-motion of this window carries into its gaps (`fieldfill.nn.transport`).
+*The first estimate* that the network corrects is that of a skip, which knows the covariance of the data; to it come
+what the motion of this window carries into its gaps (`fieldfill.nn.transport`) and what maps and the neighbourhood of a
+cell say (`fieldfill.nn.local`).
 
 *How sure it is.* A second set of outputs may give the log-variance of x_0 given the context; it learns from the
 Gaussian likelihood of the residual.
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fieldfill.nn.local import LocalRegression
 from fieldfill.nn.transport import Transport
 from fieldfill.schedule import VPSchedule
 
@@ -101,6 +103,8 @@ class Denoiser(nn.Module):
         whether the network has C more outputs for the log-variance.
     transport
         adds to the skip what the motion of the window carries; its correction and the trust in it are features.
+    local
+        adds to that what the neighbourhood says.
     """
 
     static: Tensor
@@ -115,9 +119,11 @@ class Denoiser(nn.Module):
         prediction: str = "data",
         spread: bool = False,
         transport: Transport | None = None,
+        local: LocalRegression | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.schedule, self.skip, self.transport = network, schedule, skip, transport
+        self.network, self.schedule, self.skip = network, schedule, skip
+        self.transport, self.local = transport, local
         self.prediction, self.spread = prediction, spread
         self.register_buffer("static", static)
         # How much of the network's correction is used: all of it in training, what validation says afterwards.
@@ -162,10 +168,13 @@ class Denoiser(nn.Module):
     def _first(self, t: Tensor, x: Tensor, context: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """The first estimate, and what the motion says: its share of the estimate and the trust in it."""
         guess, seen = self.skip_and_seen(t, x, context)
-        if self.transport is None:
-            return guess, ()
-        share, trust = self.transport(guess, seen, context)
-        return guess + share, (share, trust)
+        moved: Sequence[Tensor] = ()
+        if self.transport is not None:
+            moved = self.transport(guess, seen, context)
+            guess = guess + moved[0]
+        if self.local is not None:
+            guess = guess + self.local(guess, seen, context, self.static)
+        return guess, moved
 
     def skip_and_seen(self, t: Tensor, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """The skip, and the best that is known of x_0 at the context cells, from x_t there and 0 elsewhere."""

@@ -25,11 +25,11 @@ from fieldfill.holdout import hold_out
 from fieldfill.inputs import DAY_OF_YEAR, SEASON, static_maps, with_season
 from fieldfill.members import Sampling, draw_members, missing_cells, place_generator
 from fieldfill.model import Model
-from fieldfill.motion import learn_motion
 from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
 from fieldfill.parallel import join
 from fieldfill.record import Record, as_dataset, open_record
+from fieldfill.refine import learn_first_estimate
 from fieldfill.sample import density_matched
 from fieldfill.seeds import stream
 from fieldfill.steering import Steering
@@ -126,8 +126,7 @@ class Filler:
         notes: dict[str, Any] = {}
         if isinstance(denoiser.skip, GaussianSkip):
             notes["covariance"] = learn_covariance(denoiser.skip, windows, stream(self.seed, "covariance"))
-        if denoiser.transport is not None:
-            notes["motion"] = learn_motion(denoiser, windows, partitions[name], self.seed)
+        notes["first_estimate"] = learn_first_estimate(denoiser, windows, partitions[name], self.seed)
         training = Training(denoiser, windows, partitions[name], config.training, self.seed, team)
         identity = _identity(config, self.seed, record)
         team.agree({**identity, "partition": name, "held-out windows": windows.held.places})

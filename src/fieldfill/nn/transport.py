@@ -16,7 +16,7 @@ pressure): the turned gradient of the field, smoothed over s = 1, 2, 4, 8 cells,
 
 .. math:: d_0 = \sum_s b_s \, s^2 \, (-\partial_x, \partial_y) \, (G_s * x) \quad\text{for (rows y, columns x)}
 
-whose few numbers b the data tell (`fieldfill.motion`); a sum of Gaussians of such weights can be an inverse Laplacian.
+whose few numbers b the data tell (`fieldfill.refine`); a sum of Gaussians of such weights can be an inverse Laplacian.
 
 Then values y seen at context cells are carried along, frame by frame, with a trust c that begins at 1 and fades:
 
@@ -34,6 +34,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fieldfill.nn.local import around
 
 __all__ = ["SMOOTHED", "Transport", "carry", "contrast", "displacement", "turned_gradient"]
 
@@ -103,8 +105,8 @@ def turned_gradient(x: Tensor, turn: Tensor, periodic: Sequence[bool]) -> Tensor
     size = x.shape[-2:]
     if not turn.any():
         return x.new_zeros(x.shape[0], x.shape[2], 2, *size)
-    for axis, around in zip((-2, -1), periodic):
-        if not around:
+    for axis, closed in zip((-2, -1), periodic):
+        if not closed:
             x = torch.cat([x, x.flip(axis)], dim=axis)  # mirrored, it closes on itself
     rows, columns = x.shape[-2:]
     k_y = 2 * math.pi * torch.fft.fftfreq(rows, device=x.device)[:, None]
@@ -118,10 +120,10 @@ def turned_gradient(x: Tensor, turn: Tensor, periodic: Sequence[bool]) -> Tensor
 
 def contrast(x: Tensor, context: Tensor, periodic: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Slopes along rows and columns, change in time and share of context cells, all (B, C, T - 1, H, W)."""
-    middle = _around(0.5 * (x[:, :, 1:] + x[:, :, :-1]), 1, periodic)
+    middle = around(0.5 * (x[:, :, 1:] + x[:, :, :-1]), 1, periodic)
     down = 0.5 * (middle[..., 2:, 1:-1] - middle[..., :-2, 1:-1])
     right = 0.5 * (middle[..., 1:-1, 2:] - middle[..., 1:-1, :-2])
-    seen = _around((context[:, :, 1:] & context[:, :, :-1]).to(x.dtype), 1, periodic)
+    seen = around((context[:, :, 1:] & context[:, :, :-1]).to(x.dtype), 1, periodic)
     return down, right, x[:, :, 1:] - x[:, :, :-1], F.avg_pool2d(seen.flatten(0, 1), 3, stride=1).view_as(down)
 
 
@@ -146,9 +148,9 @@ def displacement(
 def _neighbourhoods(sums: Tensor, periodic: Sequence[bool], wider: float) -> Tensor:
     """Means of ``sums`` (5, B, T, H, W) near each cell, plus shares of the means farther away."""
     flat = sums.flatten(0, 2)[:, None]
-    near = F.avg_pool2d(_around(flat, NEAR // 2, periodic), NEAR, stride=1)
+    near = F.avg_pool2d(around(flat, NEAR // 2, periodic), NEAR, stride=1)
     blocks = F.avg_pool2d(flat, COARSE, ceil_mode=True)
-    wide = F.avg_pool2d(_around(blocks, NEAR // 2, periodic), NEAR, stride=1)
+    wide = F.avg_pool2d(around(blocks, NEAR // 2, periodic), NEAR, stride=1)
     wide = F.interpolate(wide, size=flat.shape[-2:], mode="bilinear", align_corners=False)
     return (near + wider * wide).view_as(sums) + wider**2 * sums.mean((2, 3, 4), keepdim=True)
 
@@ -175,13 +177,4 @@ def _moved(x: Tensor, d: Tensor, periodic: Sequence[bool]) -> Tensor:
     z = torch.arange(columns, device=x.device) - d[:, 1] + margin
     last = rows + 2 * margin - 1, columns + 2 * margin - 1
     grid = torch.stack([2 * z / last[1] - 1, 2 * y / last[0] - 1], dim=-1)
-    return F.grid_sample(_around(x, margin, periodic), grid, mode="bicubic", align_corners=True)
-
-
-def _around(x: Tensor, margin: int, periodic: Sequence[bool]) -> Tensor:
-    """Continues x (..., H, W) by ``margin`` cells on all sides: around periodic axes, with the edge on others."""
-    for axis, around in zip((-2, -1), periodic):
-        size = x.shape[axis]
-        index = torch.arange(-margin, size + margin, device=x.device)
-        x = x.index_select(axis, index % size if around else index.clamp(0, size - 1))
-    return x
+    return F.grid_sample(around(x, margin, periodic), grid, mode="bicubic", align_corners=True)
