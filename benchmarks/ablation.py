@@ -1,6 +1,6 @@
 """What matters: one setting changed at a time, on three worlds, at one price in processor time.
 
-    python benchmarks/ablation.py [--seconds 10] [--worlds clouds,blocks,pixels] [--variants reference,...] [--plot]
+    python benchmarks/ablation.py [--seconds 8] [--worlds clouds,blocks,pixels] [--variants reference,...] [--plot]
 
 Worlds: Gaussian fields under moving clouds (the optimum is known), advection behind 3 x 3 blocks, Navier-Stokes seen at
 30 % of the pixels; 32 x 32 cells, windows of 8 frames. *First estimates* need no training. *Networks* train for the
@@ -93,7 +93,7 @@ FIRSTS: dict[str, dict[str, Any]] = {
     "no neighbourhood": first(local=False),
     "no motion": first(transport=False),
     "Gaussian mean alone": first(transport=False, local=False),
-    "pull-push, motion, neighbourhood": first(skip="pull-push"),
+    "pull-push with both": first(skip="pull-push"),
     "pull-push alone": first(skip="pull-push", transport=False, local=False),
     "windows of 4": first(window=4),
     "windows of 16": first(window=16),
@@ -247,7 +247,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--worlds", default=",".join(WORLDS))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--plot", action="store_true", help="only draw the figure")
