@@ -1,10 +1,12 @@
-"""What matters: one setting changed at a time, on three worlds, at one number of training steps.
+"""What matters: one setting changed at a time, on three worlds, at one price in processor time.
 
-    python benchmarks/ablation.py [--steps 120] [--seeds 0] [--worlds clouds,blocks,pixels] [--variants reference,...]
+    python benchmarks/ablation.py [--seconds 8] [--worlds clouds,blocks,pixels] [--variants reference,...] [--plot]
 
 Worlds: Gaussian fields under moving clouds (the optimum is known), advection behind 3 x 3 blocks, Navier-Stokes seen at
-30 % of the pixels; 32 x 32 cells, windows of 8 frames. Rows are written as they finish to benchmarks/results/ablation;
-existing rows are kept. The clock is the process's own CPU time, since other work on the machine does not change it.
+30 % of the pixels; 32 x 32 cells, windows of 8 frames. *First estimates* need no training. *Networks* train for the
+same processor time each, on the pull-push skip: steps are cheap there, and most of the error is left to the network.
+All fill the first window of each test sample from all its observations at once. Rows are written as they finish to
+benchmarks/results/ablation; existing rows are kept. The figure is drawn from them.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,25 @@ import torch
 import xarray as xr
 from torch import Generator, Tensor
 
-import fieldfill as ff
-from fieldfill.config import PRESETS, Config
+from fieldfill.audit import mask_bank
+from fieldfill.config import PRESETS, Config, build_denoiser, build_partition
+from fieldfill.covariance import learn_covariance
+from fieldfill.denoise import Denoiser
+from fieldfill.holdout import hold_out
 from fieldfill.masks import BlockMask, CloudMask, PixelMask
+from fieldfill.nn import GaussianSkip
 from fieldfill.pde import Advection, NavierStokes
 from fieldfill.pde.gaussian import GaussianField
-from fieldfill.sample import Ensemble
+from fieldfill.record import open_record
+from fieldfill.refine import learn_first_estimate
+from fieldfill.sample import Ensemble, single_step
+from fieldfill.seeds import stream
+from fieldfill.train import Training, TrainSettings
+from fieldfill.windows import Normaliser, Windows
 
-RESULTS = Path(__file__).parent / "results" / "ablation"
-TRAIN, TEST, FRAMES, BATCH = 224, 32, 16, 8
+HERE = Path(__file__).parent
+RESULTS, FIGURE = HERE / "results" / "ablation", HERE.parent / "docs" / "images" / "ablation.png"
+TRAIN, TEST, FRAMES, BATCH = 144, 32, 16, 8
 
 
 def clouds(count: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -44,7 +56,7 @@ def blocks(count: int, generator: Generator) -> tuple[Tensor, Tensor]:
 
 
 def pixels(count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    flow = NavierStokes(size=32, frames=FRAMES, resolution=96)
+    flow = NavierStokes(size=32, frames=FRAMES, resolution=64)
     x = torch.cat([flow.simulate(16, generator)[0].float() for _ in range(count // 16)])
     return x, PixelMask(0.3).sample(tuple(x.shape), generator)
 
@@ -54,93 +66,136 @@ WORLDS: dict[str, Callable[[int, Generator], tuple[Tensor, Tensor]]] = {
     "blocks": blocks,
     "pixels": pixels,
 }
+PARTITIONS = {"clouds": "swap", "blocks": "block:3x3", "pixels": "pixel"}
 
 
-def change(**settings: Any) -> Callable[[Config], Config]:
-    """A variant: fields of the configuration, or of its training settings, replaced."""
+@dataclass(frozen=True)
+class ConstantRate(TrainSettings):
+    """The learning rate stays at its peak after the warm-up."""
 
-    def apply(config: Config) -> Config:
-        training = {k: v for k, v in settings.items() if k not in Config.model_fields}
-        own = {k: v for k, v in settings.items() if k in Config.model_fields}
-        return config.model_copy(update={**own, "training": replace(config.training, **training)})
-
-    return apply
+    def learning_rate(self, progress: float) -> float:
+        return self.rate * min(1.0, (progress + 1e-3) / (self.warmup + 1e-3))
 
 
-VARIANTS: dict[str, Callable[[Config], Config]] = {
-    "reference": change(),
-    "skip-none": change(skip="none"),
-    "skip-pull-push": change(skip="pull-push"),
-    "uniform-t": change(time_power=1.0),
-    "t-power-6": change(time_power=6.0),
-    "keep-70": change(keep=(0.7, 0.7)),
-    "keep-30-100": change(keep=(0.3, 1.0)),
-    "base-16": change(base=16),
-    "base-64": change(base=64),
-    "levels-2": change(levels=2),
-    "levels-3": change(levels=3),
-    "window-4": change(window=4),
-    "window-16": change(window=16),
-    "no-ema": change(ema=0.0),
-    "ema-999": change(ema=0.999),
-    "rate-3e-4": change(rate=3e-4),
-    "rate-3e-3": change(rate=3e-3),
-    "patch-2": change(patch=2, base=64, levels=3),
-    "fno": change(network="fno"),
-    "velocity": change(prediction="velocity"),
-    "no-spread": change(spread=False),
-    "no-climatology": change(climatology=False),
-    "bf16": change(precision="bf16"),
+def first(**changes: Any) -> dict[str, Any]:
+    """A way to the first estimate: fields of the configuration replaced; no training."""
+    return {"trained": False, "threads": 1, "settings": TrainSettings, "changes": changes}
+
+
+def net(threads: int = 1, settings: type[TrainSettings] = TrainSettings, **changes: Any) -> dict[str, Any]:
+    """A network on the pull-push skip: fields of the configuration, or of its training settings, replaced."""
+    plain = {"skip": "pull-push", "transport": False, "local": False}
+    return {"trained": True, "threads": threads, "settings": settings, "changes": plain | changes}
+
+
+FIRSTS: dict[str, dict[str, Any]] = {
+    "first estimate": first(),
+    "no neighbourhood": first(local=False),
+    "no motion": first(transport=False),
+    "Gaussian mean alone": first(transport=False, local=False),
+    "pull-push with both": first(skip="pull-push"),
+    "pull-push alone": first(skip="pull-push", transport=False, local=False),
+    "windows of 4": first(window=4),
+    "windows of 16": first(window=16),
 }
+NETWORKS: dict[str, dict[str, Any]] = {
+    "network": net(),
+    "skip: none": net(skip="none"),
+    "t uniform": net(time_power=1.0),
+    "t power 10": net(time_power=10.0),
+    "contexts 70 %": net(keep=(0.7, 0.7)),
+    "24 channels": net(base=24),
+    "96 channels": net(base=96),
+    "2 levels": net(levels=2),
+    "no patches": net(patch=1),
+    "no EMA": net(ema=0.0),
+    "EMA 0.95": net(ema=0.95),
+    "rate 3e-4": net(rate=3e-4),
+    "rate 3e-3": net(rate=3e-3),
+    "constant rate": net(settings=ConstantRate),
+    "batches of 4": net(batch=4),
+    "no spread": net(spread=False),
+    "bf16": net(precision="bf16"),
+    "2 threads": net(threads=2),
+    "compiled": net(compile=True),
+}
+VARIANTS = FIRSTS | NETWORKS
+REFERENCES = {"first estimate": FIRSTS, "network": NETWORKS}
 
 
 @cache
-def world(name: str, seed: int) -> tuple[xr.Dataset, xr.Dataset, xr.Dataset]:
-    """Gappy training data, gappy test data and the truth of these."""
-    x, observed = WORLDS[name](TRAIN + TEST, Generator().manual_seed(seed))
-    side = x.shape[-1]
-    cells = {axis: (axis, np.arange(side) * 1.0, {"axis": axis.upper(), "periodic": 1}) for axis in "yx"}
+def world(name: str) -> tuple[xr.Dataset, xr.Dataset, Tensor]:
+    """Gappy training data, gappy test data and the truth of these (N, 1, T, H, W)."""
+    x, observed = WORLDS[name](TRAIN + TEST, Generator().manual_seed(0))
+    cells = {axis: (axis, np.arange(x.shape[-1]) * 1.0, {"axis": axis.upper(), "periodic": 1}) for axis in "yx"}
     dims = ("sample", "time", "y", "x")
     truth = xr.Dataset({"u": (dims, x[:, 0].numpy())}, coords={"time": np.arange(x.shape[2]) * 1.0, **cells})
     gappy = truth.where(xr.DataArray(observed[:, 0].numpy(), dims=dims))
-    return gappy.isel(sample=slice(TRAIN)), gappy.isel(sample=slice(TRAIN, None)), truth.isel(sample=slice(TRAIN, None))
+    return gappy.isel(sample=slice(TRAIN)), gappy.isel(sample=slice(TRAIN, None)), x[TRAIN:]
 
 
-def run(name: str, variant: str, steps: int, seed: int) -> dict[str, Any]:
-    train, test, truth = world(name, seed)
-    reference = PRESETS["fast"]
-    training = replace(reference.training, steps=steps, batch=BATCH, validate_every=steps // 6, patience=99)
-    partition = "block:3x3" if name == "blocks" else "swap"
-    config = VARIANTS[variant](reference.model_copy(update={"partition": partition, "training": training}))
-    begun = time.process_time()
-    filler = ff.Filler(config=config, seed=seed).fit(train)
-    fitted = time.process_time()
-    scores = ff.score(filler.fill(test), truth).isel(variable=0)
-    filling = time.process_time() - fitted
-    for parameter in filler.model_.denoiser.network.parameters():
-        parameter.data.zero_()  # what is left is the skip
-    filler.model_ = replace(filler.model_, ensemble=Ensemble(0))
-    skip_alone = ff.score(filler.fill(test), truth).mse.item() if config.prediction == "data" else float("nan")
+@cache
+def windows_of(name: str, length: int) -> Windows:
+    record = open_record(world(name)[0])
+    windows = Windows(record, Normaliser(record.mean, record.std), length)
+    windows.held = hold_out(windows, 0.1, stream(0, "hold-out"))
+    return windows
+
+
+@cache
+def learnt_skip(name: str, length: int, steps: int) -> dict[str, Tensor]:
+    """The Gaussian skip of a world, learnt once for all variants."""
+    windows = windows_of(name, length)
+    skip = GaussianSkip(1, length, (32, 32), (True, True), steps=steps)
+    learn_covariance(skip, windows, stream(0, "covariance"))
+    return skip.state_dict()
+
+
+def run(name: str, variant: str, seconds: float) -> dict[str, Any]:
+    chosen = VARIANTS[variant]
+    own = {k: v for k, v in chosen["changes"].items() if k in Config.model_fields}
+    rest = {k: v for k, v in chosen["changes"].items() if k not in own}
+    budget = dict(steps=10**6, minutes=seconds / 60, clock="processor", validate_every=10**6, patience=99)
+    training = chosen["settings"](**{**budget, "batch": BATCH, **rest})
+    config = PRESETS["fast"].model_copy(update={**own, "training": training})
+    torch.set_num_threads(chosen["threads"])
+    windows = windows_of(name, config.window)
+    denoiser = build_denoiser(config, torch.ones(1, 32, 32, dtype=torch.bool), (True, True), seed=0)
+    partition = build_partition(PARTITIONS[name], mask_bank(windows, 0), config.keep)
+    if isinstance(denoiser.skip, GaussianSkip):
+        denoiser.skip.load_state_dict(learnt_skip(name, config.window, config.skip_steps))
+    begun = time.process_time(), time.monotonic()
+    stages = learn_first_estimate(denoiser, windows, partition, 0)
+    held_out, steps = list(stages.values())[-1]["validation"], 0
+    if chosen["trained"]:
+        loop = Training(denoiser, windows, partition, training, 0)
+        loop.run()
+        held_out, steps = loop.best["error"], loop.step
     return {
         "bench": "ablation",
         "case": name,
         "method": variant,
-        "seed": seed,
-        "metrics": {
-            "mse_missing": scores.mse.item(),
-            "share_of_variance": scores.mse.item() / float(truth.u.var()),
-            "skip_alone": skip_alone / float(truth.u.var()),
-        },
-        "history": filler.model_.notes["history"],
-        "fill": str(filler.model_.ensemble),
+        "seed": 0,
+        "metrics": {"mse_missing": _test_error(denoiser, name, windows), "validation": held_out},
         "train_steps": steps,
-        "batch": BATCH,
-        "samples": TRAIN,
-        "train_cpu_seconds": fitted - begun,
-        "fill_cpu_seconds": filling,
+        "train_cpu_seconds": time.process_time() - begun[0],
+        "train_seconds": time.monotonic() - begun[1],
         "threads": torch.get_num_threads(),
         "commit": _commit(),
     }
+
+
+def _test_error(denoiser: Denoiser, name: str, windows: Windows) -> float:
+    """Mean squared error at the missing cells of one window of each test sample, as a share of the variance."""
+    _, gappy, truth = world(name)
+    held = Windows(open_record(gappy), windows.normaliser, windows.length)
+    x, observed = held.training([(sample, 0) for sample in range(TEST)])
+    denoiser.eval()
+    with torch.no_grad():
+        generator = Generator().manual_seed(0)
+        found = single_step(denoiser, x, observed, build_partition("pixel", observed, (1, 1)), Ensemble(0), generator)
+    normalised = windows.normaliser.to_tensor(truth[:, :, : windows.length].numpy())
+    return float((found.mean - normalised)[~observed].square().mean() / normalised.var())
 
 
 def _commit() -> str:
@@ -148,26 +203,68 @@ def _commit() -> str:
     return asked.stdout.strip()
 
 
+def _path(name: str, variant: str) -> Path:
+    words = "".join(letter if letter.isalnum() else "-" for letter in variant)
+    return RESULTS / f"{name}__{words}__seed0.json"
+
+
+def plot() -> None:
+    """Test error of each variant, times that of its reference, for each world."""
+    import matplotlib.pyplot as plt
+
+    rows = {(r["case"], r["method"]): r["metrics"]["mse_missing"] for r in map(_read, sorted(RESULTS.glob("*.json")))}
+    sizes = [len(family) for family in REFERENCES.values()]
+    figure, grid = plt.subplots(
+        len(sizes), len(WORLDS), figsize=(11, 0.24 * sum(sizes) + 1.6), sharex="row", sharey="row", height_ratios=sizes
+    )
+    for line, (reference, family) in zip(grid, REFERENCES.items()):
+        for axis, name in zip(line, WORLDS):
+            _ratios(axis, rows, name, reference, list(family))
+        line[0].set_yticks(range(len(family)), list(family), fontsize=8)
+        line[0].invert_yaxis()
+    grid[-1][1].set_xlabel("error on missing cells of the test, times that of the first line of the block")
+    figure.tight_layout()
+    figure.savefig(FIGURE, dpi=110)
+
+
+def _ratios(axis: Any, rows: dict[tuple[str, str], float], name: str, reference: str, variants: list[str]) -> None:
+    one = rows[name, reference]
+    for place, variant in enumerate(variants):
+        if (name, variant) in rows:
+            ratio = rows[name, variant] / one
+            axis.plot([1, ratio], [place, place], color="0.75", zorder=1)
+            axis.scatter(ratio, place, color="C3" if ratio > 1.01 else "C0", s=22, zorder=2)
+            axis.annotate(f"{ratio:.2f}", (ratio, place), (6, -3), textcoords="offset points", fontsize=7)
+    axis.axvline(1, color="0.4", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.margins(x=0.2)
+    axis.set_title(f"{name}, {reference}: {one:.3f} of the variance", fontsize=9)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--worlds", default=",".join(WORLDS))
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--plot", action="store_true", help="only draw the figure")
     options = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for variant in options.variants.split(","):
+    for variant in [] if options.plot else options.variants.split(","):
         for name in options.worlds.split(","):
-            for seed in map(int, options.seeds.split(",")):
-                path = RESULTS / f"{name}__{variant}__seed{seed}.json"
-                if not path.exists():
-                    path.write_text(json.dumps(run(name, variant, options.steps, seed), indent=1))
-                row = json.loads(path.read_text())
-                print(
-                    f"{name:<8} {variant:<18} seed {seed}  {row['metrics']['share_of_variance']:.4f} of the variance, "
-                    f"skip {row['metrics']['skip_alone']:.4f}, {row['train_cpu_seconds']:.0f} s of CPU",
-                    flush=True,
-                )
+            path = _path(name, variant)
+            if not path.exists():
+                path.write_text(json.dumps(run(name, variant, options.seconds), indent=1))
+            row = _read(path)
+            print(
+                f"{name:<7} {variant:<34} {row['metrics']['mse_missing']:.4f} of the variance, "
+                f"{row['train_steps']} steps",
+                flush=True,
+            )
+    plot()
 
 
 if __name__ == "__main__":

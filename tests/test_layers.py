@@ -27,7 +27,7 @@ LAYERS = [
     ],
     ["nn"],
     ["denoise", "separations", "framewise", "covariance"],
-    ["train", "validate", "parallel", "sample", "multistep", "guide"],
+    ["train", "validate", "refine", "parallel", "sample", "multistep", "guide"],
     ["config"],
     ["calibrate", "model", "gaps", "audit", "physics", "members", "steering", "estimates"],
     ["baselines"],
@@ -85,6 +85,7 @@ def test_files_never_meet_torch_and_networks_never_meet_xarray(path: Path) -> No
         "nn",
         "denoise",
         "train",
+        "refine",
         "sample",
         "multistep",
     }:

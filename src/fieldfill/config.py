@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from fieldfill.masks import (
     TrackMask,
     VariableDropout,
 )
-from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, PullPush, SpaceTimeUNet, zero_skip
+from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, LocalRegression, PullPush, SpaceTimeUNet, Transport, zero_skip
 from fieldfill.partition import (
     AllObserved,
     BlockPartition,
@@ -44,6 +45,7 @@ from fieldfill.pde.gaussian import GaussianField
 from fieldfill.pde.store import Simulator
 from fieldfill.schedule import VPSchedule
 from fieldfill.train import TrainSettings
+from fieldfill.windows import Normaliser
 
 __all__ = [
     "PRESETS",
@@ -76,6 +78,8 @@ class Config(BaseModel):
     spread: bool = Field(True, description="let the network say how sure it is")
     patch: int = Field(2, ge=1, description="cells per side that the 'unet' folds into channels; others do not")
     skip: str = Field("gaussian", description="linear estimate that the network corrects")
+    transport: bool = Field(True, description="add to the skip what the motion of a window carries into its gaps")
+    local: bool = Field(True, description="add to the skip what maps and the neighbourhood of a cell say")
     skip_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian skip")
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
@@ -93,6 +97,8 @@ PRESETS: dict[str, Config] = {
         base=32,
         spread=False,
         skip="none",
+        transport=False,
+        local=False,
         choose_contexts=False,
         training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0, shrink=False),
     ),
@@ -142,9 +148,21 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 SKIPS = ("gaussian", "pull-push", "none")
 
 
-def static_features(domain: Tensor) -> Tensor:
-    """The domain (C, H, W) as a feature of the network, or none where the field exists everywhere."""
-    return domain.float() if not domain.all() else torch.zeros((0, *domain.shape[1:]))
+def static_features(domain: Tensor, normaliser: Normaliser | None = None) -> Tensor:
+    """What a network knows of every cell (K, H, W).
+
+    The domain (C, H, W), unless the field exists everywhere; mean and log-spread of each cell, standardised, if the
+    normaliser has maps of these: they tell land from sea and hill from valley.
+    """
+    maps = [] if domain.all() else [domain.float()]
+    statistics = () if normaliser is None else (normaliser.mean, np.log(normaliser.std))
+    for values in statistics:
+        for c, known in enumerate(domain if values.ndim == 3 and values.shape[1:] == domain.shape[1:] else ()):
+            one = torch.from_numpy(values[c]).float()
+            spread = one[known].std()
+            if spread > 0:
+                maps.append(torch.where(known, (one - one[known].mean()) / spread, 0)[None])
+    return torch.cat(maps) if maps else torch.zeros((0, *domain.shape[1:]))
 
 
 def build_denoiser(
@@ -161,10 +179,11 @@ def build_denoiser(
     patch = {"patch": config.patch} if config.network == "unet" else {}
     static = static_features(domain) if static is None else static
     variables = domain.shape[0]
+    moving = config.transport and config.window > 1 and config.skip != "none"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = NETWORKS[config.network](
-            features=3 * variables + len(static),
+            features=(5 if moving else 3) * variables + len(static),
             variables=2 * variables if config.spread else variables,
             frames=config.window,
             base=config.base,
@@ -173,7 +192,9 @@ def build_denoiser(
             **patch,
         )
     skip = _build_skip(config, domain, periodic)
-    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread)
+    transport = Transport(variables, periodic) if moving else None
+    local = LocalRegression(variables, len(static), periodic) if config.local and config.skip != "none" else None
+    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread, transport, local)
 
 
 def _build_skip(config: Config, domain: Tensor, periodic: tuple[bool, bool]) -> Skip:

@@ -11,17 +11,23 @@ independent of all that is known, so there the network predicts x_0 whatever the
 
 .. math:: x_0 = (x_t - \sigma_t \epsilon) / \alpha_t = \alpha_t x_t - \sigma_t v
 
+*The first estimate* that the network corrects is that of a skip, which knows the covariance of the data; to it come
+what the motion of this window carries into its gaps (`fieldfill.nn.transport`) and what maps and the neighbourhood of a
+cell say (`fieldfill.nn.local`).
+
 *How sure it is.* A second set of outputs may give the log-variance of x_0 given the context; it learns from the
 Gaussian likelihood of the residual.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fieldfill.nn.local import LocalRegression
+from fieldfill.nn.transport import Transport
 from fieldfill.schedule import VPSchedule
 
 __all__ = ["PREDICTIONS", "Denoiser", "Prediction", "matching_losses", "noised"]
@@ -36,6 +42,10 @@ FIRST_VARIANCE, LEAST_VARIANCE, LARGEST_VARIANCE = 0.5, 1e-5, 10.0
 # optimum stays where it was because that deviation depends on the context alone. A small weight is enough: outputs
 # that only the likelihood reaches learn at full speed, because Adam rescales each gradient.
 SPREAD_WEIGHT = 0.25
+
+# Variance by which a skip misses what it is given: it smooths a little. Less noise than that, and what was seen is
+# better than the skip.
+MISFIT = 0.01
 
 
 @dataclass(frozen=True)
@@ -73,12 +83,13 @@ PREDICTIONS: dict[str, Prediction] = {
 
 
 class Denoiser(nn.Module):
-    """A skip corrected by a network.
+    """A first estimate corrected by a network.
 
     Arguments
     ---------
     network
-        (features (B, 3C + K, T, H, W), log_snr (B,)) → (B, C, T, H, W), or (B, 2C, T, H, W) with ``spread``.
+        (features (B, 3C + K, T, H, W), log_snr (B,)) → (B, C, T, H, W), or (B, 2C, T, H, W) with ``spread``; with
+        ``transport`` there are 5C + K features.
     schedule
         gives alpha_t, sigma_t.
     skip
@@ -90,6 +101,10 @@ class Denoiser(nn.Module):
         a name in `PREDICTIONS`.
     spread
         whether the network has C more outputs for the log-variance.
+    transport
+        adds to the skip what the motion of the window carries; its correction and the trust in it are features.
+    local
+        adds to that what the neighbourhood says.
     """
 
     static: Tensor
@@ -103,12 +118,15 @@ class Denoiser(nn.Module):
         static: Tensor,
         prediction: str = "data",
         spread: bool = False,
+        transport: Transport | None = None,
+        local: LocalRegression | None = None,
     ) -> None:
         super().__init__()
         self.network, self.schedule, self.skip = network, schedule, skip
+        self.transport, self.local = transport, local
         self.prediction, self.spread = prediction, spread
         self.register_buffer("static", static)
-        # How much of a correction of the skip is used: all of it in training, what validation says afterwards.
+        # How much of the network's correction is used: all of it in training, what validation says afterwards.
         self.register_buffer("gain", torch.ones(()))
 
     def forward(self, t: Tensor, x_t: Tensor, context: Tensor) -> Tensor:
@@ -127,7 +145,7 @@ class Denoiser(nn.Module):
         return self._join(guess, answer, context), log_variance
 
     def compare(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The estimate of the skip, that of the denoiser, and the variance, all (B, C, T, H, W)."""
+        """The first estimate, that of the denoiser, and the variance, all (B, C, T, H, W)."""
         guess, answer, log_variance = self._answer(t, x_t, context)
         variance = None if log_variance is None else log_variance.exp()
         return guess, self.convert(t, x_t, context, self._join(guess, answer, context)), variance
@@ -138,15 +156,31 @@ class Denoiser(nn.Module):
         return torch.where(context, 0, guess) + answer
 
     def _answer(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The skip, what the network adds to it, and its log-variance."""
-        alpha_t, sigma_t = levels(self.schedule, t)
+        """The first estimate, what the network adds to it, and its log-variance."""
         x = torch.where(context, x_t, 0)
-        guess = self.skip(x, context, alpha_t, sigma_t)
+        guess, moved = self._first(t, x, context)
         b, variables, frames, _, _ = x.shape
         static = self.static[None, :, None].expand(b, -1, frames, -1, -1)
-        features = torch.cat([x, context.to(x.dtype), guess, static], dim=1)
+        features = torch.cat([x, context.to(x.dtype), guess, *moved, static], dim=1)
         answer = self.network(features, self.schedule.log_snr(t))
         return guess, answer[:, :variables], _log_variance(answer[:, variables:]) if self.spread else None
+
+    def _first(self, t: Tensor, x: Tensor, context: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The first estimate, and what the motion says: its share of the estimate and the trust in it."""
+        guess, seen = self.skip_and_seen(t, x, context)
+        moved: Sequence[Tensor] = ()
+        if self.transport is not None:
+            moved = self.transport(guess, seen, context)
+            guess = guess + moved[0]
+        if self.local is not None:
+            guess = guess + self.local(guess, seen, context, self.static)
+        return guess, moved
+
+    def skip_and_seen(self, t: Tensor, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """The skip, and the best that is known of x_0 at the context cells, from x_t there and 0 elsewhere."""
+        alpha_t, sigma_t = levels(self.schedule, t)
+        guess = self.skip(x, context, alpha_t, sigma_t)
+        return guess, torch.lerp(guess, x / alpha_t, MISFIT / (MISFIT + (sigma_t / alpha_t) ** 2))
 
     def convert(self, t: Tensor, x_t: Tensor, context: Tensor, output: Tensor) -> Tensor:
         """The x_0 (B, C, T, H, W) that an output of the network means."""

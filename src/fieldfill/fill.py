@@ -29,6 +29,7 @@ from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
 from fieldfill.parallel import join
 from fieldfill.record import Record, as_dataset, open_record
+from fieldfill.refine import learn_first_estimate
 from fieldfill.sample import density_matched
 from fieldfill.seeds import stream
 from fieldfill.steering import Steering
@@ -119,11 +120,12 @@ class Filler:
         name, partitions, audits = audited(windows, bank, config, self.seed)
         domain = torch.from_numpy(record.domain)
         maps = static_maps(record.ds, record.axes, config.inputs, record.periodic)
-        static = torch.cat([static_features(domain), torch.from_numpy(maps)])
+        static = torch.cat([static_features(domain, windows.normaliser), torch.from_numpy(maps)])
         denoiser = build_denoiser(config, domain, record.periodic, self.seed, static)
         notes: dict[str, Any] = {}
         if isinstance(denoiser.skip, GaussianSkip):
             notes["covariance"] = learn_covariance(denoiser.skip, windows, stream(self.seed, "covariance"))
+        notes["first_estimate"] = learn_first_estimate(denoiser, windows, partitions[name], self.seed)
         training = Training(denoiser, windows, partitions[name], config.training, self.seed, team)
         identity = _identity(config, self.seed, record)
         team.agree({**identity, "partition": name, "held-out windows": windows.held.places})

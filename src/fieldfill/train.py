@@ -105,7 +105,7 @@ class Training:
     ----------
     history
         one entry a validation: step, seconds, what `fieldfill.validate` finds, mean loss since the last one. Step 0 is
-        the skip.
+        the first estimate.
     skipped
         windows that could not be split into context and query.
     waited
@@ -180,7 +180,7 @@ class Training:
         now = time.monotonic if self.settings.clock == "wall" else time.process_time
         last = now()
         if self.step == 0:
-            self._validate()  # the untrained network leaves the skip as it is: training must do better than that
+            self._validate()  # an untrained network leaves the first estimate as it is: training must do better
         while not self.finished:
             loss = self._train_step()
             last, before = now(), last

@@ -1,13 +1,13 @@
-r"""How good a denoiser is on the held-out cells, and how far its correction of the skip can be trusted.
+r"""How good a denoiser is on the held-out cells, and how far its correction can be trusted.
 
-With r the residual of the skip at a held-out cell, n the network's correction and v its variance, the correction is
-used times a gain, the one number that fits the held-out cells best:
+With r the residual of the first estimate at a held-out cell, n the network's correction and v its variance, the
+correction is used times a gain, the one number that fits the held-out cells best:
 
 .. math:: g = \frac{\sum r n}{\sum n^2} \in [0, 1], \qquad
           error = \frac1N \sum (r - g n)^2, \qquad surprise = \frac1N \sum \log v + (r - g n)^2 / v
 
-A network that has learnt nothing useful yet has g = 0 and leaves the skip as it is; what it knows about the spread
-counts all the same.
+A network that has learnt nothing useful yet has g = 0 and leaves the first estimate as it is; what it knows about the
+spread counts all the same.
 """
 
 import math

@@ -7,7 +7,18 @@ A *network* maps features (B, F, T, H, W) and the log signal-to-noise ratio (B,)
 from fieldfill.nn.factorised import SpaceTimeUNet
 from fieldfill.nn.fno import FNO
 from fieldfill.nn.gaussian import GaussianSkip
+from fieldfill.nn.local import LocalRegression
 from fieldfill.nn.skip import PullPush, zero_skip
+from fieldfill.nn.transport import Transport
 from fieldfill.nn.unet import FoldedUNet
 
-__all__ = ["FNO", "FoldedUNet", "GaussianSkip", "PullPush", "SpaceTimeUNet", "zero_skip"]
+__all__ = [
+    "FNO",
+    "FoldedUNet",
+    "GaussianSkip",
+    "LocalRegression",
+    "PullPush",
+    "SpaceTimeUNet",
+    "Transport",
+    "zero_skip",
+]

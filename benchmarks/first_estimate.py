@@ -1,0 +1,112 @@
+"""What each stage of the first estimate adds to the Gaussian mean, before any network is trained.
+
+    python benchmarks/first_estimate.py [--cases era5-pixel20,...] [--cache benchmarks/.bench_cache]
+
+For each case of the benchmark at the scale ``cpu``: the error on held-out cells, by which stages are kept or left out,
+and on the missing cells of the test windows, filled from all their observations at once. Rows go to
+benchmarks/results/first_estimate; existing rows are kept. The clock is the process's own.
+"""
+
+import argparse
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from fieldfill.audit import mask_bank
+from fieldfill.bench.cases import CASES, SCALES, Case, load
+from fieldfill.bench.methods import learnt
+from fieldfill.climatology import learn_normaliser
+from fieldfill.config import build_denoiser, build_partition, static_features
+from fieldfill.covariance import learn_covariance
+from fieldfill.denoise import Denoiser
+from fieldfill.holdout import hold_out
+from fieldfill.nn import GaussianSkip
+from fieldfill.record import open_record
+from fieldfill.refine import learn_first_estimate
+from fieldfill.sample import Ensemble, single_step
+from fieldfill.seeds import stream
+from fieldfill.windows import Normaliser, Windows
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "first_estimate"
+SHOWN = "era5-pixel20,advection-block8of9,navier-stokes-pixel60,gaussian-cloud40"
+BATCH = 8
+
+
+def run(case: Case, cache: Path, seed: int = 0) -> dict[str, Any]:
+    scale = SCALES["cpu"]
+    data = load(case, scale, seed, cache)
+    config = learnt("fieldfill", case, scale, data.frames, None, {})
+    record = open_record(data.train, None, None, data.domain)
+    windows = Windows(record, Normaliser(record.mean, record.std), config.window)
+    windows.held = hold_out(windows, config.hold_out, stream(seed, "hold-out"))
+    windows.normalise(learn_normaliser(windows, stream(seed, "climatology")))
+    domain = torch.from_numpy(record.domain)
+    static = static_features(domain, windows.normaliser)
+    denoiser = build_denoiser(config, domain, record.periodic, seed, static)
+    partition = build_partition(case.unit, mask_bank(windows, seed), config.keep)
+    assert isinstance(denoiser.skip, GaussianSkip)
+    begun = time.process_time()
+    learn_covariance(denoiser.skip, windows, stream(seed, "covariance"))
+    learnt_at = time.process_time()
+    test = Windows(open_record(data.test, None, None, data.domain), windows.normaliser, config.window)
+    truth = np.stack([data.truth[name].values for name in record.variables], axis=1)
+    alone = _error(denoiser, test, windows.normaliser.to_tensor(truth))
+    refining = time.process_time()
+    stages = learn_first_estimate(denoiser, windows, partition, seed)
+    refined = time.process_time()
+    return {
+        "bench": "first_estimate",
+        "case": case.name,
+        "seed": seed,
+        "held_out": stages,
+        "metrics": {"skip": alone, "mse_missing": _error(denoiser, test, windows.normaliser.to_tensor(truth))},
+        "covariance_cpu_seconds": learnt_at - begun,
+        "stages_cpu_seconds": refined - refining,
+        "commit": _commit(),
+    }
+
+
+def _error(denoiser: Denoiser, test: Windows, truth: Tensor) -> float:
+    """Mean squared error, unitless, at the missing cells of the first window of each test sample."""
+    denoiser.eval()
+    total, cells = 0.0, 0
+    for first in range(0, len(truth), BATCH):
+        samples = range(first, min(first + BATCH, len(truth)))
+        x, observed = test.training([(sample, 0) for sample in samples])
+        partition = build_partition("pixel", observed, (1, 1))
+        with torch.no_grad():
+            found = single_step(denoiser, x, observed, partition, Ensemble(0), Generator().manual_seed(first))
+        error = (found.mean - truth[first : first + BATCH, :, : test.length])[~observed]
+        total, cells = total + float(error.double().square().sum()), cells + len(error)
+    return total / cells
+
+
+def _commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default=SHOWN)
+    parser.add_argument("--cache", type=Path, default=HERE / ".bench_cache")
+    options = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in options.cases.split(","):
+        path = RESULTS / f"{name}__seed0.json"
+        if not path.exists():
+            path.write_text(json.dumps(run(CASES[name], options.cache), indent=1))
+        row = json.loads(path.read_text())
+        stages = ", ".join(f"{stage} {found['validation']:.4f}" for stage, found in row["held_out"].items())
+        print(f"{name}: held out: {stages}; test: {row['metrics']['skip']:.4f} -> {row['metrics']['mse_missing']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
