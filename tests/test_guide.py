@@ -71,10 +71,10 @@ def test_units_of_the_residual_and_neighbours_in_the_batch_do_not_matter() -> No
     _, observed, guess, normaliser, parameters = case(WATER)
     residual = in_units(WATER.residual, normaliser, parameters)
     units = torch.tensor([1.0, 1e3, 1e-4]).view(3, 1, 1, 1)
-    first = Guidance(residual, 0.3)(guess, ~observed)
-    assert torch.allclose(first, Guidance(lambda x: residual(x) * units, 0.3)(guess, ~observed), atol=1e-5)
+    first = Guidance(residual, 0.3, 30)(guess, ~observed)
+    assert torch.allclose(first, Guidance(lambda x: residual(x) * units, 0.3, 30)(guess, ~observed), atol=1e-5)
     own = in_units(WATER.residual, normaliser, {name: value[2:3] for name, value in parameters.items()})
-    assert torch.allclose(first[2:3], Guidance(own, 0.3)(guess[2:3], ~observed[2:3]), atol=1e-5)
+    assert torch.allclose(first[2:3], Guidance(own, 0.3, 30)(guess[2:3], ~observed[2:3]), atol=1e-5)
 
 
 def test_no_weight_changes_nothing_and_more_steps_go_further() -> None:

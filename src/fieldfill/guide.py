@@ -7,7 +7,8 @@ units count alike, and E does not depend on them. At missing cells only, a few s
 .. math:: x \leftarrow x - w \frac{E(x)}{\|\nabla E(x)\|^2} \nabla E(x)
 
 lower it. The step length is that of Polyak for a function whose least value is 0, so the weight w has no unit: 0 leaves
-the estimate as it is, 1 is a full step. Which w pays is decided on held-out cells (`choose_weight`).
+the estimate as it is, 1 is a full step, 2 overshoots as far as it came. Which w pays is decided on held-out cells
+(`choose_weight`).
 
 Reference: Introduction to Optimization (1987), for the step length.
 """
@@ -26,7 +27,7 @@ __all__ = ["WEIGHTS", "Guidance", "Residual", "choose_weight", "in_units"]
 
 Residual = Callable[[Tensor], Tensor]  # fields (B, C, T, H, W) → residuals (B, R, ...)
 
-WEIGHTS = (0.0, 0.1, 0.3, 1.0)
+WEIGHTS = (0.0, 0.1, 0.3, 1.0, 1.8)
 ALLOWANCE = 0.02  # relative rise of the held-out error that a lower residual may cost
 
 
@@ -46,7 +47,7 @@ class Guidance:
 
     residual: Residual
     weight: float
-    steps: int = 30
+    steps: int = 100
 
     def __post_init__(self) -> None:
         if self.weight < 0 or self.steps < 1:
