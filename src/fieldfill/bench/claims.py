@@ -68,7 +68,7 @@ def _against(
         rest = found.errors(bench, case, (name for name in others if name != ours))
         if error is not None and rest:
             best = min(rest, key=lambda name: rest[name])
-            out.append((case, error <= slack * rest[best], f"{error:.4f} against {rest[best]:.4f} ({best})"))
+            out.append((case, error <= slack * rest[best], f"{error:.4g} against {rest[best]:.4g} ({best})"))
     return out
 
 
@@ -186,7 +186,7 @@ def _no_larger(reference: str) -> Callable[[Summary], Finding]:
                 (
                     str(entry["case"]),
                     entry[reference] <= entry[f"paper_{reference}"],
-                    f"{entry[reference]:.3f} against {entry[f'paper_{reference}']:.3f}",
+                    f"{entry[reference]:.3g} against {entry[f'paper_{reference}']:.3g}",
                 )
                 for entry in rows
             ),

@@ -160,7 +160,7 @@ def claims(results: Results = None, as_json: Json = False) -> None:
     if ratios:
         lines += ["", f"{'column':<26}{'fieldfill / best classical':>28}{'paper':>8}{'/ MissDiff':>13}{'paper':>8}"]
     for entry in ratios:
-        ours = ["–" if entry[key] is None else f"{entry[key]:.3f}" for key in ("classical", "missdiff")]
+        ours = ["–" if entry[key] is None else f"{entry[key]:.3g}" for key in ("classical", "missdiff")]
         lines.append(
             f"{entry['case']:<26}{ours[0]:>28}{entry['paper_classical']:>8.3f}"
             f"{ours[1]:>13}{entry['paper_missdiff']:>8.3f}"

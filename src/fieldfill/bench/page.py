@@ -60,4 +60,4 @@ def _ratios(found: Summary) -> Table:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else f"{value:.3g}"

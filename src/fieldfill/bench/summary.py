@@ -30,9 +30,9 @@ class Mean:
         return cls(statistics.fmean(values), spread, len(values))
 
     def __str__(self) -> str:
-        digits = 4 if abs(self.value) < 10 else 2
-        spread = "" if self.spread is None else f" ± {self.spread:.{digits}f}"
-        return f"{self.value:.{digits}f}{spread}"
+        spec = ".1e" if 0 < abs(self.value) < 0.001 else ".4f" if abs(self.value) < 10 else ".2f"
+        spread = "" if self.spread is None else f" ± {self.spread:{spec}}"
+        return f"{self.value:{spec}}{spread}"
 
 
 class Summary:

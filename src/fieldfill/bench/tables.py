@@ -78,7 +78,7 @@ def _entry(found: Summary, bench: str, case: str, method: str, classical: bool) 
         ratio, published = found.ratio(bench, case, method), found.paper_ratio(bench, case, method)
     else:
         ratio, published = found.ratio(bench, case, method, found.methods(bench)), _paper_ratio(found, case, method)
-    told = [f"{value:.2f}" for value in (ratio, published) if value is not None]
+    told = [f"{value:.2f}" if value > 0.1 else f"{value:.1g}" for value in (ratio, published) if value is not None]
     return f"{mean} ({'; '.join(told)})" if told else str(mean)
 
 
