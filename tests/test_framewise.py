@@ -37,7 +37,7 @@ def samples(count: int, periodic: bool, observed: float, growing: bool, seed: in
 def test_products_of_complete_samples_are_their_covariance_at_every_separation(periodic: bool) -> None:
     windows = samples(40, periodic, 1.0, growing=True)
     torus = (SIZE, SIZE) if periodic else (15, 15)
-    found = frame_covariance(windows, torus)
+    found = frame_covariance(windows, windows.places, torus)
     x = torch.stack([windows.at(*place)[0][0] for place in windows.places]).double()
     for early, late, down, right in [(0, 0, 0, 0), (0, 3, 1, 2), (3, 1, 0, 3), (2, 2, 3, 1)]:
         if periodic:
@@ -51,7 +51,7 @@ def test_products_of_complete_samples_are_their_covariance_at_every_separation(p
 def test_the_factor_has_the_covariance_it_was_made_of() -> None:
     windows = samples(200, True, 1.0, growing=True)
     skip = GaussianSkip(1, FRAMES, (SIZE, SIZE), (True, True))
-    covariance = frame_covariance(windows, skip.torus)
+    covariance = frame_covariance(windows, windows.places, skip.torus)
     skip.set_covariance(factorise_frames(covariance, math.inf, skip))
     one = torch.zeros(1, 1, FRAMES, SIZE, SIZE)
     one[0, 0, 1, 2, 5] = 1
@@ -63,8 +63,8 @@ def test_the_factor_has_the_covariance_it_was_made_of() -> None:
 
 @pytest.mark.parametrize("growing", [True, False])
 def test_frames_are_told_apart_where_they_differ_and_not_elsewhere(growing: bool) -> None:
-    windows = samples(64, True, 0.3, growing)
-    windows.held = hold_out(windows, 0.3, torch.Generator().manual_seed(1))
+    windows = samples(160, True, 0.3, growing)
+    windows.held = hold_out(windows, 0.2, torch.Generator().manual_seed(1))
     skip = GaussianSkip(1, FRAMES, (SIZE, SIZE), (True, True))
     assert frames_comparable(windows, skip)
     found = learn_covariance(skip, windows, torch.Generator().manual_seed(2), moving=False)

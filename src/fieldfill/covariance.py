@@ -270,7 +270,9 @@ def _learn_frames(common: _Search, generator: Generator) -> _Search:
     skip, windows = common.skip, common.windows
     search = _Search(skip, windows, skip, max(common.validated, LEAST_SAMPLES * math.prod(skip.shape)))
     common.rejudge(search.validated)
-    covariance = frame_covariance(windows, skip.torus)
+    judged = set(windows.held.places)
+    places = [place for place in windows.places if place not in judged]
+    covariance = frame_covariance(windows, places, skip.torus)
     for taper, nugget in ((20.0, 0.03), (9.0, 0.03), (20.0, 0.01)):
         search.attempt_frames(covariance, taper, nugget)
     count = max(COMPLETED_SAMPLES, MAX_COMPLETED // math.prod(skip.shape))
@@ -279,7 +281,8 @@ def _learn_frames(common: _Search, generator: Generator) -> _Search:
         if before > FAR * common.best["validation"]:
             break
         search.restore()
-        covariance, nugget = completed_samples(skip, windows, _some(windows, count, generator), generator)
+        some = [places[i] for i in torch.randperm(len(places), generator=generator)[:count].tolist()]
+        covariance, nugget = completed_samples(skip, windows, some, generator)
         for least in (0.0, 0.01, 0.03):
             if least == 0.0 or least > nugget:
                 search.attempt_frames(covariance, math.inf, max(least, nugget))

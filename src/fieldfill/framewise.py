@@ -8,7 +8,8 @@ rest, or decays, has another covariance at first than later; it depends on both 
 
 The start are mean products of pairs of observed values, as there; rounds of expectation–maximisation follow, which take
 the mean over completed samples. More numbers are estimated from the same data, so this pays only where frames differ:
-held-out cells decide.
+held-out cells decide. Samples with held-out cells take no part, because a covariance of so many numbers would know each
+sample it was made of.
 """
 
 import math
@@ -34,12 +35,12 @@ def frames_comparable(windows: Windows, skip: GaussianSkip) -> bool:
     return 1 < frames == windows.length and samples >= LEAST_SAMPLES and size <= MAX_BYTES
 
 
-def frame_covariance(windows: Windows, torus: tuple[int, int]) -> Tensor:
-    """Mean products (CT, CT, rows, columns) of the visible values of all samples, by separation on ``torus``."""
+def frame_covariance(windows: Windows, places: list[tuple[int, int]], torus: tuple[int, int]) -> Tensor:
+    """Mean products (CT, CT, rows, columns) of the visible values of some samples, by separation on ``torus``."""
     products, counts = torch.zeros(()), torch.zeros(())
     batch = max(1, BATCH_CELLS // math.prod(windows.record.shape[1:]))
-    for first in range(0, len(windows.places), batch):
-        x, observed = windows.training(windows.places[first : first + batch])
+    for first in range(0, len(places), batch):
+        x, observed = windows.training(places[first : first + batch])
         products = products + _products(torch.fft.rfft2(x.flatten(1, 2), s=torus))
         counts = counts + _products(torch.fft.rfft2(observed.float().flatten(1, 2), s=torus))
     total, pairs = _by_separation(products, torus), _by_separation(counts, torus).round()
