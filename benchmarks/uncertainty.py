@@ -53,7 +53,10 @@ FOLDER = RESULTS / "uncertainty"
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
 SOME = 6  # test samples for what takes many fills
 LARGE = 20_000  # cells of a window from which on fewer members are drawn
-CASES_MINUTES = "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,shallow-water-block8of9:0.25"
+CASES_MINUTES = (
+    "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
+    "shallow-water-block8of9:0.25"
+)
 LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
 
 
