@@ -58,7 +58,7 @@ def measure(name: str) -> None:
         learnt = time.process_time()
         filled = mean(skip, x, observed)
         each = (time.process_time() - learnt) / len(x)
-        error = (filled - truth)[~observed].square().mean() / (truth - truth.mean((0, 2, 3, 4), True)).square().mean()
+        error = ((filled - truth)[~observed].square().mean() / truth[~observed].var()).item()
         hidden = (mean(skip, x_held, context) - x_held)[held].square().mean()
         law = "moving" if found.get("moving") else "common"
         print(

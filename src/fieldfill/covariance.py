@@ -31,7 +31,13 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from fieldfill.framewise import completed_samples, factorise_frames, frame_covariance, frames_comparable
+from fieldfill.framewise import (
+    by_separation,
+    factorise_frames,
+    frame_covariance,
+    frame_products,
+    frames_comparable,
+)
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.separations import Separations, drift_of, factorise, lagged, separations, tapered
 from fieldfill.windows import Windows
@@ -64,7 +70,7 @@ BATCH_CELLS = 2**17  # cells of the windows that are solved for together
 FRAME_ROUNDS = 2
 FAR = 1.5  # times the error of covariances by lag: no round from there
 COMPLETED_SAMPLES = 40  # in a round of covariances that depend on both frames
-LEAST_SAMPLES = 8  # on which these are judged: there are fewer, larger windows
+JUDGED_SAMPLES = 8  # at least, for these: there are fewer, larger windows
 
 
 def complete_windows(
@@ -73,10 +79,11 @@ def complete_windows(
     places: list[tuple[int, int]],
     generator: Generator,
     drifts: Tensor | None = None,
+    by_frames: bool = False,
 ) -> tuple[Tensor, float]:
     """Covariance (C, C, T, rows, columns) of windows completed by posterior draws, and the nugget.
 
-    With ``drifts`` (N, 2) it is that of the windows moved back.
+    With ``drifts`` (N, 2) it is that of the windows moved back; ``by_frames`` it is (CT, CT, rows, columns).
     """
     variables, frames, rows, columns = skip.shape
     sums, squares, cells = torch.zeros(()), 0.0, 0
@@ -88,9 +95,14 @@ def complete_windows(
         left = (field[..., :rows, :columns].view_as(x) - x)[observed]
         squares, cells = squares + left.square().sum().item(), cells + left.numel()
         spectrum = torch.fft.rfft2(field) if drift is None else skip.at_rest(field, drift)
-        sums = sums + lagged(spectrum.unflatten(1, (variables, frames)), frames)
-    pairs = len(places) * math.prod(skip.torus) * torch.arange(frames, 0, -1.0)[:, None, None]
-    return torch.fft.irfft2(sums, s=skip.torus) / pairs, squares / max(1, cells)
+        if by_frames:
+            sums = sums + frame_products(spectrum)
+        else:
+            sums = sums + lagged(spectrum.unflatten(1, (variables, frames)), frames)
+    pairs, nugget = len(places) * math.prod(skip.torus), squares / max(1, cells)
+    if by_frames:
+        return by_separation(sums, skip.torus) / pairs, nugget
+    return torch.fft.irfft2(sums, s=skip.torus) / (pairs * torch.arange(frames, 0, -1.0)[:, None, None]), nugget
 
 
 def patterns_of(
@@ -115,7 +127,7 @@ def patterns_of(
 
 def _clear_windows(skip: GaussianSkip, windows: Windows, generator: Generator) -> tuple[list[tuple[int, int]], Tensor]:
     """Some windows that show a clear drift, and these drifts (N, 2); none if they are few."""
-    places = _some(windows, MAX_SEARCHED, generator)
+    places = _some(windows.places, MAX_SEARCHED, generator)
     batch = max(1, BATCH_CELLS // math.prod(skip.shape))
     parts = [skip.drifts(*windows.training(places[i : i + batch])) for i in range(0, len(places), batch)]
     drifts, clear = (torch.cat(part) for part in zip(*parts))
@@ -244,7 +256,7 @@ def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) ->
     for turn in range(ROUNDS if math.prod(skip.shape) <= MAX_VALIDATED else ROUNDS // 2):
         search.restore()
         before = search.best["validation"]
-        covariance, nugget = complete_windows(skip, windows, _some(windows, count, generator), generator)
+        covariance, nugget = complete_windows(skip, windows, _some(windows.places, count, generator), generator)
         drift = drift_of(covariance)
         if turn == 0 and max(map(abs, drift)) > LEAST_DRIFT:
             search.attempt(covariance, search.taper, drift, nugget, search.memory)
@@ -253,7 +265,7 @@ def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) ->
         if search.best["validation"] > (1 - LEAST_GAIN) * before:
             break
     search.restore()
-    places = _some(windows, count, generator)
+    places = _some(windows.places, count, generator)
     factor = skip.factor.clone()
     for _ in range(PATTERN_ROUNDS if len(places) >= LEAST_WINDOWS else 0):
         patterns, share = patterns_of(skip, windows, places, generator)
@@ -268,7 +280,7 @@ def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) ->
 def _learn_frames(common: _Search, generator: Generator) -> _Search:
     """The search among covariances that depend on both frames, if it ends with a smaller error than the common one."""
     skip, windows = common.skip, common.windows
-    search = _Search(skip, windows, skip, max(common.validated, LEAST_SAMPLES * math.prod(skip.shape)))
+    search = _Search(skip, windows, skip, max(common.validated, JUDGED_SAMPLES * math.prod(skip.shape)))
     common.rejudge(search.validated)
     judged = set(windows.held.places)
     places = [place for place in windows.places if place not in judged]
@@ -281,8 +293,8 @@ def _learn_frames(common: _Search, generator: Generator) -> _Search:
         if before > FAR * common.best["validation"]:
             break
         search.restore()
-        some = [places[i] for i in torch.randperm(len(places), generator=generator)[:count].tolist()]
-        covariance, nugget = completed_samples(skip, windows, some, generator)
+        some = _some(places, count, generator)
+        covariance, nugget = complete_windows(skip, windows, some, generator, by_frames=True)
         for least in (0.0, 0.01, 0.03):
             if least == 0.0 or least > nugget:
                 search.attempt_frames(covariance, math.inf, max(least, nugget))
@@ -291,10 +303,9 @@ def _learn_frames(common: _Search, generator: Generator) -> _Search:
     return search if search.best["validation"] < (1 - LEAST_BETTER) * common.best["validation"] else common
 
 
-def _some(windows: Windows, count: int, generator: Generator) -> list[tuple[int, int]]:
-    """Windows that start anywhere, at most ``count``."""
-    order = torch.randperm(len(windows.places), generator=generator)[:count].tolist()
-    return [windows.places[i] for i in order]
+def _some(places: list[tuple[int, int]], count: int, generator: Generator) -> list[tuple[int, int]]:
+    """At most ``count`` of the places of windows, at random."""
+    return [places[i] for i in torch.randperm(len(places), generator=generator)[:count].tolist()]
 
 
 def held_out_error(skip: GaussianSkip, windows: Windows, validated: int = MAX_VALIDATED) -> float:

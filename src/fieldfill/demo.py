@@ -109,7 +109,7 @@ def _dataset(x: np.ndarray, sea: np.ndarray) -> xr.Dataset:
 
 def run(
     output: Path,
-    steps: int = STEPS,
+    steps: int | None = None,
     frames: int = 360,
     seed: int = 0,
     overwrite: bool = False,
@@ -127,7 +127,7 @@ def run(
     say(f"data: {frames} days, {_hidden(data):.0%} of the sea hidden by clouds ({output / 'gappy.nc'})")
     audit = check(data.gappy, window=WINDOW, seed=seed)
     say(str(audit))
-    filler = Filler(window=WINDOW, seed=seed, steps=steps).fit(data.gappy, report=report)
+    filler = Filler(window=WINDOW, seed=seed, steps=STEPS if steps is None else steps).fit(data.gappy, report=report)
     filler.save(output / "model.ff", overwrite)
     say(f"model: {output / 'model.ff'}, fills with {filler.model_.ensemble}")
     filled = filler.fill(data.gappy, budget=True)

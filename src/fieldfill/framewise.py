@@ -15,13 +15,13 @@ sample it was made of.
 import math
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.separations import FEW, decompose, reliable, tapered_in_space
 from fieldfill.windows import Windows
 
-__all__ = ["completed_samples", "factorise_frames", "frame_covariance", "frames_comparable"]
+__all__ = ["by_separation", "factorise_frames", "frame_covariance", "frame_products", "frames_comparable"]
 
 LEAST_SAMPLES = 32  # fewer do not tell the covariance of two frames
 MAX_BYTES = 2**28  # of a covariance
@@ -41,27 +41,11 @@ def frame_covariance(windows: Windows, places: list[tuple[int, int]], torus: tup
     batch = max(1, BATCH_CELLS // math.prod(windows.record.shape[1:]))
     for first in range(0, len(places), batch):
         x, observed = windows.training(places[first : first + batch])
-        products = products + _products(torch.fft.rfft2(x.flatten(1, 2), s=torus))
-        counts = counts + _products(torch.fft.rfft2(observed.float().flatten(1, 2), s=torus))
-    total, pairs = _by_separation(products, torus), _by_separation(counts, torus).round()
+        products = products + frame_products(torch.fft.rfft2(x.flatten(1, 2), s=torus))
+        counts = counts + frame_products(torch.fft.rfft2(observed.float().flatten(1, 2), s=torus))
+    total, pairs = by_separation(products, torus), by_separation(counts, torus).round()
     pairs = pairs * reliable(torus, windows.record.shape[-2:])
     return torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0)
-
-
-def completed_samples(
-    skip: GaussianSkip, windows: Windows, places: list[tuple[int, int]], generator: Generator
-) -> tuple[Tensor, float]:
-    """Covariance (CT, CT, rows, columns) of samples completed by posterior draws, and the nugget."""
-    rows, columns = skip.shape[2:]
-    sums, squares, cells = torch.zeros(()), 0.0, 0
-    batch = max(1, BATCH_CELLS // math.prod(skip.shape))
-    for first in range(0, len(places), batch):
-        x, observed = windows.training(places[first : first + batch])
-        field, _ = skip.complete(x, observed, generator)
-        left = (field[..., :rows, :columns].reshape(x.shape) - x)[observed]
-        squares, cells = squares + left.square().sum().item(), cells + left.numel()
-        sums = sums + _products(torch.fft.rfft2(field))
-    return _by_separation(sums, skip.torus) / (len(places) * math.prod(skip.torus)), squares / max(1, cells)
 
 
 def factorise_frames(covariance: Tensor, taper: float, skip: GaussianSkip) -> Tensor:
@@ -71,11 +55,12 @@ def factorise_frames(covariance: Tensor, taper: float, skip: GaussianSkip) -> Te
     return decompose(((part + part.mH) / 2 for part in spectrum.split(64)), variance, skip)
 
 
-def _products(spectra: Tensor) -> Tensor:
+def frame_products(spectra: Tensor) -> Tensor:
     """Sums of conj(x_i) x_j over samples, (K, CT, CT), of spectra (B, CT, rows, half)."""
     modes = spectra.flatten(2).permute(2, 0, 1)
     return modes.conj().transpose(1, 2) @ modes
 
 
-def _by_separation(sums: Tensor, torus: tuple[int, int]) -> Tensor:
+def by_separation(sums: Tensor, torus: tuple[int, int]) -> Tensor:
+    """Sums over pairs (CT, CT, rows, columns) of sums of products at each wavenumber."""
     return torch.fft.irfft2(sums.permute(1, 2, 0).unflatten(2, (torus[0], -1)), s=torus)

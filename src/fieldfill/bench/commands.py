@@ -145,6 +145,7 @@ def table(
 def claims(results: Results = None, as_json: Json = False) -> None:
     """Check each statement of the paper, and ours, against the rows."""
     from fieldfill.bench.claims import check_claims, ratio_table
+    from fieldfill.bench.page import ratios
     from fieldfill.bench.rows import read
     from fieldfill.bench.summary import Summary
 
@@ -153,19 +154,11 @@ def claims(results: Results = None, as_json: Json = False) -> None:
         {"source": claim.source, "claim": claim.statement, "verdict": finding.verdict, "detail": finding.detail}
         for claim, finding in check_claims(found)
     ]
-    ratios = ratio_table(found)
     lines = [
         f"{entry['verdict']:<14} {entry['source']}: {entry['claim']}\n{'':<15}{entry['detail']}" for entry in checked
     ]
-    if ratios:
-        lines += ["", f"{'column':<26}{'fieldfill / best classical':>28}{'paper':>8}{'/ MissDiff':>13}{'paper':>8}"]
-    for entry in ratios:
-        ours = ["–" if entry[key] is None else f"{entry[key]:.3g}" for key in ("classical", "missdiff")]
-        lines.append(
-            f"{entry['case']:<26}{ours[0]:>28}{entry['paper_classical']:>8.3f}"
-            f"{ours[1]:>13}{entry['paper_missdiff']:>8.3f}"
-        )
-    _say({"claims": checked, "ratios": ratios}, "\n".join(lines), as_json)
+    text = "\n".join([*lines, "", ratios(found).markdown()])
+    _say({"claims": checked, "ratios": ratio_table(found)}, text, as_json)
 
 
 @app.command(epilog="Example: fieldfill bench page -o docs/results.md")

@@ -7,7 +7,7 @@ from fieldfill.bench.claims import check_claims, ratio_table
 from fieldfill.bench.summary import Summary
 from fieldfill.bench.tables import Table, make_table
 
-__all__ = ["results_page"]
+__all__ = ["ratios", "results_page"]
 
 HEAD = """# Results
 
@@ -19,7 +19,7 @@ Made by `fieldfill bench page` from the rows in `benchmarks/results`; the rules 
 def results_page(found: Summary) -> str:
     """Markdown; the same rows give the same page."""
     tables = [table for name in BENCHES if (table := make_table(found, name)) is not None]
-    parts = [HEAD, _costs(found), "## Statements", _claims(found), "## Ratios", _ratios(found).markdown(), "## Tables"]
+    parts = [HEAD, _costs(found), "## Statements", _claims(found), "## Ratios", ratios(found).markdown(), "## Tables"]
     return "\n\n".join(part.strip() for part in [*parts, *(table.markdown() for table in tables)]) + "\n"
 
 
@@ -47,7 +47,8 @@ def _claims(found: Summary) -> str:
     )
 
 
-def _ratios(found: Summary) -> Table:
+def ratios(found: Summary) -> Table:
+    """The ratios of fieldfill to other methods in every column."""
     keys = ("classical", "published_classical", "missdiff")
     lines = [
         (str(entry["case"]), *(_number(entry[key]) for name in keys for key in (name, f"paper_{name}")))
