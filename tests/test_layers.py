@@ -26,7 +26,7 @@ LAYERS = [
         "climatology",
     ],
     ["nn"],
-    ["denoise", "separations", "framewise", "covariance"],
+    ["denoise", "separations", "dynamics", "covariance"],
     ["train", "validate", "refine", "parallel", "sample", "multistep", "guide"],
     ["config"],
     ["calibrate", "model", "gaps", "audit", "physics", "members", "steering", "estimates"],

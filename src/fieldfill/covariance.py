@@ -15,15 +15,13 @@ the latter: the lines in the spectrum of a few samples are not those of the next
 *Patterns.* What is not stationary: the principal components of complete windows, each with the variance that exceeds
 what the stationary part gives it. They take their share of the variance from the stationary part.
 
-*Frames.* Samples that all begin alike may have a covariance that depends on both frames (`fieldfill.framewise`).
-
-Drift or none, taper, memory, nugget, patterns or none, frames or lags are those with the smallest error on held-out
-cells.
+Drift or none, taper, memory, nugget, patterns or none are those with the smallest error on held-out cells.
 
 *Moving windows.* One drift for the whole record is not enough where every window has its own. If the values of some
 windows show one clearly (`fieldfill.nn.drift`), a second law is learnt from these windows, each moved back by its own
 drift. It starts with the covariance that the common law has at one time, times exp(-τ / memory), and goes on with
-expectation–maximisation. It is kept if it lowers the held-out error.
+expectation–maximisation. It is kept if it lowers the held-out error. So is a third law, for windows that obey linear
+equations of their own (`fieldfill.dynamics`).
 """
 
 import math
@@ -31,13 +29,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from fieldfill.framewise import (
-    by_separation,
-    factorise_frames,
-    frame_covariance,
-    frame_products,
-    frames_comparable,
-)
+from fieldfill.dynamics import learn_dynamics
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.separations import Separations, drift_of, factorise, lagged, separations, tapered
 from fieldfill.windows import Windows
@@ -62,15 +54,12 @@ TWICE = 2
 MAX_SEARCHED = 64  # windows whose drift is looked at
 LEAST_CLEAR = 0.1  # of them, without which there is no law for moving windows
 HOPELESS = 1.2  # times the error of the common law: no further round
+JUDGED_WINDOWS = 12  # by which a law for windows with equations of their own is judged
 LEAST_BETTER = 0.02  # lower held-out error, for which a second law is worth having
 MEMORIES = (4.0, 1.0, 0.25)  # in windows
 MOVING_ROUNDS = 4
 LEAST_NUGGET = 0.003  # of moving windows: with less the equations take many more steps and the answer is the same
 BATCH_CELLS = 2**17  # cells of the windows that are solved for together
-FRAME_ROUNDS = 2
-FAR = 1.5  # times the error of covariances by lag: no round from there
-COMPLETED_SAMPLES = 40  # in a round of covariances that depend on both frames
-JUDGED_SAMPLES = 8  # at least, for these: there are fewer, larger windows
 
 
 def complete_windows(
@@ -79,11 +68,10 @@ def complete_windows(
     places: list[tuple[int, int]],
     generator: Generator,
     drifts: Tensor | None = None,
-    by_frames: bool = False,
 ) -> tuple[Tensor, float]:
     """Covariance (C, C, T, rows, columns) of windows completed by posterior draws, and the nugget.
 
-    With ``drifts`` (N, 2) it is that of the windows moved back; ``by_frames`` it is (CT, CT, rows, columns).
+    With ``drifts`` (N, 2) it is that of the windows moved back.
     """
     variables, frames, rows, columns = skip.shape
     sums, squares, cells = torch.zeros(()), 0.0, 0
@@ -95,14 +83,9 @@ def complete_windows(
         left = (field[..., :rows, :columns].view_as(x) - x)[observed]
         squares, cells = squares + left.square().sum().item(), cells + left.numel()
         spectrum = torch.fft.rfft2(field) if drift is None else skip.at_rest(field, drift)
-        if by_frames:
-            sums = sums + frame_products(spectrum)
-        else:
-            sums = sums + lagged(spectrum.unflatten(1, (variables, frames)), frames)
-    pairs, nugget = len(places) * math.prod(skip.torus), squares / max(1, cells)
-    if by_frames:
-        return by_separation(sums, skip.torus) / pairs, nugget
-    return torch.fft.irfft2(sums, s=skip.torus) / (pairs * torch.arange(frames, 0, -1.0)[:, None, None]), nugget
+        sums = sums + lagged(spectrum.unflatten(1, (variables, frames)), frames)
+    pairs = len(places) * math.prod(skip.torus) * torch.arange(frames, 0, -1.0)[:, None, None]
+    return torch.fft.irfft2(sums, s=skip.torus) / pairs, squares / max(1, cells)
 
 
 def patterns_of(
@@ -140,11 +123,15 @@ def _clear_windows(skip: GaussianSkip, windows: Windows, generator: Generator) -
 
 def _fading(skip: GaussianSkip, memory: float) -> Tensor:
     """The covariance (C, C, T, rows, columns) of a field that a skip describes at one time and that fades with time."""
-    variables, length = skip.shape[:2]
-    factor = torch.view_as_complex(skip.factor).unflatten(1, (variables, length))
-    spectrum = torch.einsum("kbfr,kafr->abk", factor, factor.conj()) / length
-    at_once = torch.fft.irfft2(spectrum.unflatten(2, (skip.torus[0], -1)), s=skip.torus)
-    return at_once[:, :, None] * torch.exp(-torch.arange(float(length)) / memory)[:, None, None]
+    spectrum = _at_once(skip).permute(2, 1, 0).unflatten(2, (skip.torus[0], -1))
+    at_once = torch.fft.irfft2(spectrum, s=skip.torus)
+    return at_once[:, :, None] * torch.exp(-torch.arange(float(skip.shape[1])) / memory)[:, None, None]
+
+
+def _at_once(skip: GaussianSkip) -> Tensor:
+    """The covariance of one time, (K, C, C), mean over the frames."""
+    factor = torch.view_as_complex(skip.factor).unflatten(1, skip.shape[:2])
+    return torch.einsum("kafr,kbfr->kab", factor, factor.conj()) / skip.shape[1]
 
 
 class _Search:
@@ -162,17 +149,6 @@ class _Search:
         settings = {"taper": taper, "memory": memory, "nugget": nugget}
         settings |= {"drift_rows": drift[0], "drift_columns": drift[1]}
         self.judge(factorise(tapered(covariance, taper, drift, memory), self.law), None, settings)
-
-    def attempt_frames(self, covariance: Tensor, taper: float, nugget: float) -> None:
-        """A covariance that depends on both frames."""
-        settings = {"taper": taper, "memory": math.inf, "nugget": nugget, "drift_rows": 0.0, "drift_columns": 0.0}
-        self.judge(factorise_frames(covariance, taper, self.law), None, {**settings, "frames": 1.0})
-
-    def rejudge(self, validated: int) -> None:
-        """Measures the best on other cells, to compare what follows with it."""
-        self.validated = validated
-        self.restore()
-        self.best["validation"] = held_out_error(self.skip, self.windows, validated)
 
     def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float]) -> bool:
         """Whether this is the best so far."""
@@ -209,10 +185,14 @@ def learn_covariance(
     With ``moving``, windows with a clear drift of their own get a second law if that pays.
     """
     skip.eval()
-    skip.moving = None
+    skip.moving = skip.dynamics = None
     best = _learn_common(skip, windows, generator)
     if moving and skip.shape[1] > 2:
         best |= _learn_moving(skip, windows, generator)
+        places, validated = _some(windows.places, MAX_SEARCHED, generator), JUDGED_WINDOWS * math.prod(skip.shape)
+        best |= learn_dynamics(
+            skip, windows, places, generator, _at_once(skip), lambda: held_out_error(skip, windows, validated)
+        )
     return {key: value for key, value in best.items() if math.isfinite(value)}
 
 
@@ -271,36 +251,8 @@ def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) ->
         patterns, share = patterns_of(skip, windows, places, generator)
         if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
             break
-    if frames_comparable(windows, skip):
-        search = _learn_frames(search, generator)
     search.restore()
     return search.best
-
-
-def _learn_frames(common: _Search, generator: Generator) -> _Search:
-    """The search among covariances that depend on both frames, if it ends with a smaller error than the common one."""
-    skip, windows = common.skip, common.windows
-    search = _Search(skip, windows, skip, max(common.validated, JUDGED_SAMPLES * math.prod(skip.shape)))
-    common.rejudge(search.validated)
-    judged = set(windows.held.places)
-    places = [place for place in windows.places if place not in judged]
-    covariance = frame_covariance(windows, places, skip.torus)
-    for taper, nugget in ((20.0, 0.03), (9.0, 0.03), (20.0, 0.01)):
-        search.attempt_frames(covariance, taper, nugget)
-    count = max(COMPLETED_SAMPLES, MAX_COMPLETED // math.prod(skip.shape))
-    for _ in range(FRAME_ROUNDS):
-        before = search.best["validation"]
-        if before > FAR * common.best["validation"]:
-            break
-        search.restore()
-        some = _some(places, count, generator)
-        covariance, nugget = complete_windows(skip, windows, some, generator, by_frames=True)
-        for least in (0.0, 0.01, 0.03):
-            if least == 0.0 or least > nugget:
-                search.attempt_frames(covariance, math.inf, max(least, nugget))
-        if search.best["validation"] > (1 - LEAST_GAIN) * before:
-            break
-    return search if search.best["validation"] < (1 - LEAST_BETTER) * common.best["validation"] else common
 
 
 def _some(places: list[tuple[int, int]], count: int, generator: Generator) -> list[tuple[int, int]]:

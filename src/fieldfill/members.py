@@ -15,6 +15,7 @@ mixture makes of them: near v, not equal to it.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from fieldfill.errors import InputError
 from fieldfill.model import Model
 from fieldfill.multistep import Exact, Expectation, Solver, Weighted, conditional
 from fieldfill.nn import GaussianSkip
+from fieldfill.nn.gaussian import Law
 from fieldfill.sample import AT_ONCE, single_step
 from fieldfill.windows import Windows, cover
 
@@ -135,12 +137,13 @@ class _Walk:
         begin = 0
         for frames, old, x, observed in self.steps():
             known = self.known(observed, old)
-            law, drift = gaussian.law_of(x, observed)
+            law, own = gaussian.law_of(x, observed)
             r = torch.roll(r, begin - frames.start, dims=2)
             begin = frames.start
             r = torch.where(observed, 0, r)
             generator = place_generator(self.seed, self.sample, frames.start, 1)
-            parts = [conditional(law, part, known, _error(law, observed), generator, drift) for part in _portions(r)]
+            error = _error(law, own, observed)
+            parts = [conditional(law, part, known, error, generator, own) for part in _portions(r)]
             r = torch.cat(parts)
             new = slice(frames.start + old, frames.stop)
             kept[:, :, new] = r[:keep, :, old:]
@@ -172,7 +175,7 @@ class _Walk:
         self, x: Tensor, observed: Tensor, values: Tensor, known: Tensor, mean: Tensor, scale: Tensor
     ) -> Expectation:
         assert isinstance(self.skip, GaussianSkip)
-        law, drift = self.skip.law_of(x, observed)
+        law, own = self.skip.law_of(x, observed)
         return Exact(
             law,
             self.model.denoiser.schedule,
@@ -181,8 +184,8 @@ class _Walk:
             self.model.domain[:, None],
             mean.expand_as(values),
             scale.expand_as(values),
-            _error(law, observed),
-            drift,
+            _error(law, own, observed),
+            own,
         )
 
     def weighted(self, sampling: Sampling, values: Tensor, known: Tensor, rows: list[Generator]) -> Expectation:
@@ -202,10 +205,10 @@ class _Walk:
         )
 
 
-def _error(law: GaussianSkip, observed: Tensor) -> Tensor:
+def _error(law: Law, own: Any, observed: Tensor) -> Tensor:
     """Error variance (C, T, H, W) of the Gaussian residual at known cells."""
-    nugget = law.nugget.item()
-    return torch.where(observed, nugget, min(CARRIED, nugget))
+    nugget = law.error_of(own).expand(1, *observed.shape)[0]
+    return torch.where(observed, nugget, nugget.clamp(max=CARRIED))
 
 
 def _guided(estimate: Expectation, guide: Guide, missing: Tensor) -> Expectation:

@@ -25,13 +25,14 @@ Probabilistic Models (2022).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from fieldfill.denoise import Denoiser
 from fieldfill.errors import InputError
-from fieldfill.nn import GaussianSkip
+from fieldfill.nn.gaussian import Law
 from fieldfill.partition import Partition
 from fieldfill.sample import AT_ONCE
 from fieldfill.schedule import VPSchedule
@@ -121,11 +122,11 @@ class Exact:
         (B, C, T, H, W) the mean :math:`\mu`, with the observed values in their places, and s > 0.
     error
         variance of the error of r at known cells, broadcastable.
-    drift
-        (1, 2) of the window, if r moves.
+    own
+        what the window tells its law of itself.
     """
 
-    gaussian: GaussianSkip
+    gaussian: Law
     schedule: VPSchedule
     x: Tensor
     known: Tensor
@@ -133,14 +134,14 @@ class Exact:
     mean: Tensor
     scale: Tensor
     error: Tensor
-    drift: Tensor | None = None
+    own: Any = None
 
     def __call__(self, t: Tensor, x_t: Tensor) -> Tensor:
         alpha_t, sigma_t = self.schedule.alpha(t).item(), self.schedule.sigma(t).item()
         y = (torch.where(self.known, self.x, x_t / alpha_t) - self.mean) / self.scale
         noise = torch.where(self.known, self.error, (sigma_t / (alpha_t * self.scale)).square())
         # The nugget is noise of the observations, which x_t does not have: the skip adds it, so it is taken off.
-        r = self.gaussian.condition(y, self.domain.expand_as(y), noise - self.gaussian.nugget, self.drift)
+        r = self.gaussian.condition(y, self.domain.expand_as(y), noise - self.gaussian.error_of(self.own), self.own)
         return torch.where(self.known, self.x, self.mean + self.scale * r)
 
 
@@ -200,21 +201,21 @@ class Weighted:
 
 
 def conditional(
-    gaussian: GaussianSkip,
+    gaussian: Law,
     r: Tensor,
     known: Tensor,
     error: Tensor,
     generator: Generator,
-    drift: Tensor | None = None,
+    own: Any = None,
 ) -> Tensor:
     """Gaussian fields (B, C, T, H, W) that agree with r at the known cells and follow their law given r elsewhere.
 
     Matheron's rule: a free draw z, corrected by what it lacks at the known cells, z + E[r - z | r - z - e there]; e is
-    drawn with the variance ``error``; ``drift`` (1, 2) is that of the window.
+    drawn with the variance ``error``; ``own`` is what the window tells its law of itself.
     """
-    z = gaussian.draw(len(r), generator, drift)
+    z = gaussian.draw(len(r), generator, own)
     e = error.sqrt() * torch.randn(z.shape, generator=generator)
-    drawn = z + gaussian.condition(r - z - e, known.expand_as(z), error - gaussian.nugget, drift)
+    drawn = z + gaussian.condition(r - z - e, known.expand_as(z), error - gaussian.error_of(own), own)
     return torch.where(known, r, drawn)
 
 

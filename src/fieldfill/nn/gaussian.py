@@ -18,24 +18,31 @@ covariance, whatever the values were.
 .. math:: G_k(f, f')\, e^{-i k \cdot v (f - f')}
 
 with its own drift v (`fieldfill.nn.drift`). A skip may own such a law, ``moving``. Each window that shows a clear
-drift in its values is then conditioned by it, the others by the common law, which is at rest.
+drift in its values is then conditioned by it, the others by the common law, which is at rest. Likewise it may own a law
+for windows that obey linear equations, ``dynamics`` (`fieldfill.nn.dynamics`); these come first.
 """
 
 import math
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
 
 from fieldfill.nn.deflation import Deflation, StrongModes, edge_columns
 from fieldfill.nn.drift import estimate_drift, limits, phases, wavenumbers
+from fieldfill.nn.dynamics import LinearDynamics
+from fieldfill.nn.solver import conjugate_gradients
 
-__all__ = ["GaussianSkip"]
+__all__ = ["GaussianSkip", "Law"]
 
 MAX_RANK = 64  # of a factor; windows of more (variables · frames) keep the strongest combinations
 MAX_FACTOR_BYTES = 2**28  # of a factor; a large window keeps fewer combinations
 MODES = 200  # complex modes that are solved exactly, 400 real functions
 BATCH_CELLS = 2**21  # cells of the realisations that are solved for together
+QUIET = 1e-2  # variance of the noise, above which no equations can be told
 
+Law: TypeAlias = "GaussianSkip | LinearDynamics"
 SMOOTH = sorted(2**a * 3**b * 5**c for a in range(14) for b in range(6) for c in range(4))
 
 
@@ -61,6 +68,7 @@ class GaussianSkip(nn.Module):
     nugget: Tensor
     patterns: Tensor
     moving: "GaussianSkip | None"
+    dynamics: LinearDynamics | None
 
     def __init__(
         self,
@@ -86,7 +94,12 @@ class GaussianSkip(nn.Module):
         self._modes: StrongModes | None = None
         self._k = wavenumbers(self.torus)
         self._made_of = (variables, frames, grid, periodic, reach, steps, tolerance)
-        self.moving = None
+        self.moving = self.dynamics = None
+
+    def add_dynamics(self) -> LinearDynamics:
+        """A law for windows that obey linear equations, without a covariance as yet."""
+        self.dynamics = LinearDynamics(self.shape, self.torus).train(self.training)
+        return self.dynamics
 
     def add_moving(self) -> "GaussianSkip":
         """A law for moving windows, without a covariance as yet."""
@@ -108,14 +121,30 @@ class GaussianSkip(nn.Module):
 
         ``noise`` is the variance of e without the nugget. It and ``context`` have y's shape or are broadcastable to it.
         """
-        if self.moving is None:
+        if self.moving is None and self.dynamics is None:
             return self.condition(y, context, noise)
-        drift, clear = self.drifts(y, context)
         mean = torch.empty_like(y)
-        for law, rows, v in ((self, ~clear, None), (self.moving, clear, drift[clear])):
-            if rows.any():
-                mean[rows] = law.condition(y[rows], _rows(context, rows), _rows(noise, rows), v)
+        for law, rows, own in self._laws(y, context, noise):
+            mean[rows] = law.condition(y[rows], _rows(context, rows), _rows(noise, rows), own)
         return mean
+
+    def _laws(self, y: Tensor, context: Tensor, noise: Tensor) -> Iterator[tuple["Law", Tensor, Any]]:
+        """Each law that some windows y (B, C, T, H, W) call for, which these are (N,), and what they tell it."""
+        left = torch.arange(len(y))
+        if self.dynamics is not None:
+            quiet = (noise.flatten(1).amax(1) if noise.ndim else noise).expand(len(y)) <= QUIET
+            own, clear = self.dynamics.estimate(y[quiet], _rows(context, quiet))
+            called = left[quiet][clear]
+            if len(called):
+                yield self.dynamics, called, own
+            left = left[~torch.isin(left, called)]
+        if self.moving is not None and len(left):
+            drift, clear = self.drifts(y[left], _rows(context, left))
+            if clear.any():
+                yield self.moving, left[clear], drift[clear]
+            left = left[~clear]
+        if len(left):
+            yield self, left, None
 
     @torch.no_grad()
     def condition(self, y: Tensor, context: Tensor, noise: Tensor, drift: Tensor | None = None) -> Tensor:
@@ -132,13 +161,14 @@ class GaussianSkip(nn.Module):
         """Drift (B, 2) of windows y (B, C, T, H, W) seen at ``context``, and whether it is clear (B,); 0 if not."""
         return estimate_drift(y, context, self.torus, limits(self.shape[2:], self.torus, self.shape[1]))
 
-    def law_of(self, x: Tensor, observed: Tensor) -> tuple["GaussianSkip", Tensor | None]:
-        """The law for one window x (C, T, H, W) seen at ``observed``, and its drift (1, 2) if it moves."""
-        if self.moving is not None:
-            drift, clear = self.drifts(x[None], observed[None])
-            if clear:
-                return self.moving, drift
-        return self, None
+    def law_of(self, x: Tensor, observed: Tensor) -> tuple["Law", Any]:
+        """The law for one window x (C, T, H, W) seen at ``observed``, and what the window tells it of itself."""
+        law, _, own = next(self._laws(x[None], observed[None], torch.zeros(())))
+        return law, own
+
+    def error_of(self, own: Any = None) -> Tensor:
+        """Error variance of the observations."""
+        return self.nugget
 
     def at_rest(self, field: Tensor, drift: Tensor) -> Tensor:
         """Half spectra (B, CT, rows, half) of fields (B, CT, rows, columns) on the torus, moved back by their drift."""
@@ -243,10 +273,12 @@ class GaussianSkip(nn.Module):
         found = state_dict.get(f"{prefix}patterns")
         if found is not None:
             self.patterns = torch.zeros_like(found)  # their number is learnt, not chosen
-        # So is whether there is a moving law; what it holds is loaded next, as that of a part of this module.
-        self.moving = None
+        # So is which other laws there are; what they hold is loaded next, as that of parts of this module.
+        self.moving = self.dynamics = None
         if f"{prefix}moving.factor" in state_dict:
             self.add_moving()
+        if f"{prefix}dynamics.root" in state_dict:
+            self.add_dynamics()
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._operator = self._modes = None
 
@@ -256,27 +288,12 @@ class GaussianSkip(nn.Module):
             count = min(MODES, math.prod(self.shape) // 16)
             self._modes = StrongModes(torch.view_as_complex(self.factor), self.torus, self.shape[2:], count)
         modes = self._modes if drift is None else self._modes.moved(drift, self.shape[0])
-        precondition = Deflation(modes, mask, noise)
-        v, residual = torch.zeros_like(y), y
-        z = precondition(residual)
-        direction, size = z, _dot(residual, z)
-        enough = self.tolerance * size
-        for _ in range(self.steps // 2 if self.training else self.steps):
-            active = size > enough
-            if not active.any():
-                break
-            image = mask * self.covary(direction, turn) + noise * direction
-            step = active * size / _dot(direction, image).clamp(min=1e-30)
-            v = v + step * direction
-            residual = residual - step * image
-            z = precondition(residual)
-            before, size = size, _dot(residual, z)
-            direction = z + size / before.clamp(min=1e-30) * direction
-        return v
 
+        def operator(v: Tensor) -> Tensor:
+            return mask * self.covary(v, turn) + noise * v
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).flatten(1).sum(1).view(-1, 1, 1, 1, 1)
+        steps = self.steps // 2 if self.training else self.steps
+        return conjugate_gradients(operator, Deflation(modes, mask, noise), y, steps, self.tolerance)
 
 
 def _turned(modes: Tensor, turn: Tensor) -> Tensor:
@@ -286,7 +303,7 @@ def _turned(modes: Tensor, turn: Tensor) -> Tensor:
 
 def _rows(values: Tensor, rows: Tensor) -> Tensor:
     """The chosen samples of values that are broadcastable to (B, C, T, H, W)."""
-    return values[rows] if values.ndim == 5 and len(values) == len(rows) else values
+    return values[rows] if values.ndim == 5 and len(values) > 1 else values
 
 
 def _pair_conjugates(factor: Tensor, torus: tuple[int, int]) -> None:

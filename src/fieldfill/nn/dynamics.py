@@ -1,0 +1,216 @@
+r"""Windows that obey linear equations of their own: waves, flows in balance, diffusion.
+
+*The equations.* If they are the same at every place, a frame follows from the one before by
+
+.. math:: x_{f+1}(r) = \sum_d A(d)\, x_f(r + d), \qquad \text{in Fourier space} \quad x_{f+1,k} = A_k\, x_{f,k}
+
+with a matrix A(d) over the variables for each of the 3 x 3 neighbours d. Depth, rotation or viscosity may differ from
+window to window, so each window tells its own A: least squares over all cells that are observed, with their neighbours
+and the frame after. It is clear if it leaves less than `CLEAR` of the change from frame to frame.
+
+*The law.* The first frame is a Gaussian field with the covariance P_k in units of the window's own amplitudes, the
+others follow. With L_k the root of P_k, z white and e the error of the observations,
+
+.. math:: y = M (Q z + e), \qquad Q_k = A_k^f L_k, \qquad (Q^T D^{-1} Q + 1)\, E[z | y] = Q^T D^{-1} y
+
+D is diagonal and infinite where nothing is observed. There are as many unknowns as one frame has; conjugate gradients
+find them, preconditioned as if the observed cells were everywhere alike. What grows with the frames is kept from
+growing, since an error in A would grow with it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fieldfill.nn.solver import conjugate_gradients
+
+__all__ = ["Dynamics", "LinearDynamics"]
+
+NEIGHBOURS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
+CLEAR = 0.1  # of the change from frame to frame that is left
+EQUATIONS = 2**14  # that are looked at
+ENOUGH = 10  # equations for each unknown
+RIDGE = 1e-9
+LARGE = 1e3  # entries of a step that rounding made
+STEPS = 100  # of conjugate gradients
+TOLERANCE = 1e-12  # of their squared residual: what is seldom seen is in its last digits
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """What some windows tell about themselves.
+
+    Attributes
+    ----------
+    steps
+        (B, K, CT, C) complex: A_k^f, from the first frame to all.
+    amplitude
+        (B, C, 1, 1, 1) root mean square of the values seen.
+    """
+
+    steps: Tensor
+    amplitude: Tensor
+
+    def __getitem__(self, rows: Tensor) -> "Dynamics":
+        return Dynamics(self.steps[rows], self.amplitude[rows])
+
+
+class LinearDynamics(nn.Module):
+    """The law of windows that obey linear equations.
+
+    Arguments
+    ---------
+    shape
+        (C, T, H, W) of a window.
+    torus
+        rows and columns of the torus that the grid lies in.
+    """
+
+    root: Tensor
+    nugget: Tensor
+    unit: Tensor
+
+    def __init__(self, shape: tuple[int, int, int, int], torus: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape, self.torus = shape, torus
+        modes = torus[0] * (torus[1] // 2 + 1)
+        # L_k, real and imaginary parts; error of an observation in squares of the amplitude; scale of every cell.
+        self.register_buffer("root", torch.zeros(modes, shape[0], shape[0], 2))
+        self.register_buffer("nugget", torch.tensor(0.1))
+        self.register_buffer("unit", torch.ones(shape[0], 1, *shape[2:]))
+
+    def set_covariance(self, covariance: Tensor) -> None:
+        """Takes P_k (K, C, C)."""
+        values, vectors = torch.linalg.eigh((covariance + covariance.mH) / 2)
+        # The Hermitian root: that of -k is the conjugate of that of k, so that real fields stay real.
+        root = (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mH
+        self.root.copy_(torch.view_as_real(root))
+
+    @torch.no_grad()
+    def estimate(self, y: Tensor, context: Tensor) -> tuple[Dynamics, Tensor]:
+        """The equations of windows y (B, C, T, H, W) seen at ``context``, of those that tell them clearly (B,)."""
+        mask = context.to(y.dtype).expand_as(y)
+        x = mask * y * self.unit
+        square, count = (v.sum((2, 3, 4), keepdim=True) for v in (x.square(), mask))
+        amplitude = (square / count.clamp(min=1)).sqrt().clamp(min=1e-12)
+        found = [_stencil(*pair, self.torus) for pair in zip(x / amplitude, mask.bool())]
+        clear = torch.tensor([stencil is not None for stencil in found], dtype=torch.bool)
+        stencils = [stencil for stencil in found if stencil is not None]
+        steps = self.root.new_zeros(0, len(self.root), self.shape[0] * self.shape[1], self.shape[0]).to(torch.cfloat)
+        if stencils:
+            steps = _powers(torch.stack(stencils), self.shape[1], self.torus)
+        return Dynamics(steps, amplitude[clear]), clear
+
+    def error_of(self, own: Dynamics) -> Tensor:
+        """Error variance of the observations of each window, (B, C, 1, H, W)."""
+        return self.nugget * (own.amplitude / self.unit).square()
+
+    @torch.no_grad()
+    def condition(self, y: Tensor, context: Tensor, noise: Tensor, own: Dynamics) -> Tensor:
+        """E[x_0 | y = x_0 + e at the context cells], (B, C, T, H, W); the variance of e is ``noise`` and the nugget."""
+        filters = self._filters(own)
+        unit = own.amplitude / self.unit
+        weight = context.to(y.dtype) / (self.nugget + noise / unit.square())
+        weight = weight.expand_as(y)
+        return unit * self._crop(self._fields(self._solve(y / unit, weight, filters), filters))
+
+    @torch.no_grad()
+    def draw(self, count: int, generator: Generator, own: Dynamics) -> Tensor:
+        """Unconditional realisations (count, C, T, H, W)."""
+        white = torch.randn((count, self.shape[0], *self.torus), generator=generator)
+        return own.amplitude / self.unit * self._crop(self._fields(white, self._filters(own)))
+
+    @torch.no_grad()
+    def complete(self, x: Tensor, observed: Tensor, generator: Generator, own: Dynamics) -> Tensor:
+        """One posterior draw (B, C, T, rows, columns) on the torus for each window, in units of its amplitudes."""
+        filters = self._filters(own)
+        white = torch.randn((len(x), self.shape[0], *self.torus), generator=generator)
+        error = self.nugget.sqrt() * torch.randn(x.shape, generator=generator)
+        lacking = x * self.unit / own.amplitude - self._crop(self._fields(white, filters)) - error
+        return self._fields(white + self._solve(lacking, observed / self.nugget, filters), filters)
+
+    def _filters(self, own: Dynamics) -> Tensor:
+        """Q_k (B, K, CT, C)."""
+        return own.steps @ torch.view_as_complex(self.root)
+
+    def _fields(self, white: Tensor, filters: Tensor) -> Tensor:
+        """Q z on the torus, (B, C, T, rows, columns), of white fields (B, C, rows, columns)."""
+        modes = torch.fft.rfft2(white).flatten(2).transpose(1, 2)[..., None]
+        spectra = (filters @ modes)[..., 0].transpose(1, 2).unflatten(2, (self.torus[0], -1))
+        return torch.fft.irfft2(spectra, s=self.torus).unflatten(1, self.shape[:2])
+
+    def _gather(self, v: Tensor, filters: Tensor) -> Tensor:
+        """Q^T v (B, C, rows, columns) of windows (B, C, T, H, W)."""
+        modes = torch.fft.rfft2(v.flatten(1, 2), s=self.torus).flatten(2).transpose(1, 2)[..., None]
+        return self._to_torus((filters.mH @ modes)[..., 0])
+
+    def _to_torus(self, modes: Tensor) -> Tensor:
+        return torch.fft.irfft2(modes.transpose(1, 2).unflatten(2, (self.torus[0], -1)), s=self.torus)
+
+    def _crop(self, field: Tensor) -> Tensor:
+        return field[..., : self.shape[2], : self.shape[3]]
+
+    def _solve(self, y: Tensor, weight: Tensor, filters: Tensor) -> Tensor:
+        """E[z | y], (B, C, rows, columns), for weights 1 / D of windows (B, C, T, H, W)."""
+        share = weight.flatten(1).sum(1) / (self.shape[0] * self.shape[1] * self.torus[0] * self.torus[1])
+        inner = filters.mH @ filters * share.view(-1, 1, 1, 1)
+        inverse = torch.linalg.inv(inner + torch.eye(self.shape[0]))
+
+        def operator(z: Tensor) -> Tensor:
+            return z + self._gather(weight * self._crop(self._fields(z, filters)), filters)
+
+        def precondition(z: Tensor) -> Tensor:
+            modes = torch.fft.rfft2(z).flatten(2).transpose(1, 2)[..., None]
+            return self._to_torus((inverse @ modes)[..., 0])
+
+        steps = STEPS // 2 if self.training else STEPS
+        return conjugate_gradients(operator, precondition, self._gather(weight * y, filters), steps, TOLERANCE)
+
+
+def _stencil(x: Tensor, mask: Tensor, torus: tuple[int, int]) -> Tensor | None:
+    """A(d) (9, C, C) of a window x (C, T, H, W), from neighbour and variable to variable; None if it is not clear."""
+    variables, frames, rows, columns = x.shape
+    seen = torch.zeros(frames, *torus, dtype=torch.bool)
+    seen[:, :rows, :columns] = mask.all(0)
+    whole = seen[1:].clone()
+    for row, column in NEIGHBOURS:
+        whole &= torch.roll(seen[:-1], (-row, -column), (1, 2))
+    frame, i, j = whole.nonzero(as_tuple=True)
+    unknowns = len(NEIGHBOURS) * variables
+    if len(frame) < ENOUGH * unknowns:
+        return None
+    some = torch.linspace(0, len(frame) - 1, min(EQUATIONS, len(frame))).long()
+    frame, i, j = frame[some], i[some], j[some]
+    # On an axis that closes on itself torus and grid are the same; elsewhere no neighbour lies outside of the grid.
+    before = torch.cat([x[:, frame, (i + d) % torus[0], (j + e) % torus[1]] for d, e in NEIGHBOURS]).double()
+    after = x[:, frame + 1, i, j].double()
+    matrix = before @ before.T
+    matrix.diagonal().add_(RIDGE * matrix.diagonal().mean())
+    found = torch.linalg.solve(matrix, before @ after.T)
+    left = (after - found.T @ before).square().mean()
+    change = (after - x[:, frame, i, j]).square().mean()
+    if not left < CLEAR * change:
+        return None
+    return found.unflatten(0, (len(NEIGHBOURS), variables))
+
+
+def _powers(stencils: Tensor, frames: int, torus: tuple[int, int]) -> Tensor:
+    """A_k^f (B, K, CT, C) for stencils (B, 9, C, C)."""
+    variables = stencils.shape[-1]
+    kernel = stencils.new_zeros(len(stencils), variables, variables, *torus)
+    for (row, column), weights in zip(NEIGHBOURS, stencils.unbind(1)):
+        kernel[..., -row % torus[0], -column % torus[1]] += weights.mT
+    step = torch.fft.rfft2(kernel).flatten(3).permute(0, 3, 1, 2)
+    values, vectors = torch.linalg.eig(step)
+    size = values.abs()
+    inverse = torch.linalg.inv_ex(vectors).inverse
+    bounded = (vectors * (values / size.clamp(min=1))[..., None, :]) @ inverse
+    # Where the eigenvectors are no basis, all of the matrix is damped.
+    damped = step / size.amax(-1)[..., None, None].clamp(min=1)
+    whole = bounded.isfinite().all((-1, -2), keepdim=True) & (bounded.abs().amax((-1, -2), keepdim=True) < LARGE)
+    step = torch.where(whole, bounded, damped)
+    powers = [torch.eye(variables, dtype=step.dtype).expand_as(step)]
+    for _ in range(frames - 1):
+        powers.append(step @ powers[-1])
+    return torch.stack(powers, 3).flatten(2, 3).to(torch.cfloat)

@@ -1,0 +1,203 @@
+"""Windows that obey linear equations of their own: finding these, conditioning by them, and choosing to do so."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from fieldfill.covariance import held_out_error, learn_covariance
+from fieldfill.dynamics import learn_dynamics
+from fieldfill.holdout import hold_out
+from fieldfill.multistep import conditional
+from fieldfill.nn import GaussianSkip
+from fieldfill.nn.dynamics import NEIGHBOURS, LinearDynamics
+from fieldfill.pde import ShallowWater
+from fieldfill.record import open_record
+from fieldfill.windows import Normaliser, Windows
+
+NONE = torch.zeros(())
+SHAPE = (2, 5, 9, 10)
+
+
+def evolve(first: Tensor, stencil: Tensor, frames: int) -> Tensor:
+    """Frames (C, T, H, W) that follow a first one (C, H, W) by matrices (9, C, C) from neighbour to cell."""
+    out = [first]
+    for _ in range(frames - 1):
+        moved = [
+            torch.einsum("ihw,io->ohw", torch.roll(out[-1], (-row, -column), (1, 2)), weights)
+            for (row, column), weights in zip(NEIGHBOURS, stencil)
+        ]
+        out.append(torch.stack(moved).sum(0))
+    return torch.stack(out, 1)
+
+
+def turning(seed: int = 0) -> Tensor:
+    """Equations (9, 2, 2) that turn one variable into the other and damp: their eigenvalues lie inside of the unit."""
+    generator = torch.Generator().manual_seed(seed)
+    stencil = 0.02 * torch.randn(9, 2, 2, generator=generator)
+    stencil[4] += 0.7 * torch.tensor([[0.9, 0.3], [-0.3, 0.9]])
+    return stencil
+
+
+def law_of_frames(seed: int = 1) -> LinearDynamics:
+    """A law with a random covariance of the first frame."""
+    law = LinearDynamics(SHAPE, SHAPE[2:]).eval()
+    kernel = torch.randn(2, 2, *SHAPE[2:], generator=torch.Generator().manual_seed(seed))
+    spectrum = torch.fft.rfft2(kernel).flatten(2).permute(2, 0, 1)
+    law.set_covariance(spectrum @ spectrum.mH / 20)
+    return law
+
+
+def window(seed: int = 2) -> tuple[Tensor, Tensor]:
+    """A window (1, C, T, H, W) that obeys equations, and a mask with a hole."""
+    first = torch.randn(2, *SHAPE[2:], generator=torch.Generator().manual_seed(seed))
+    observed = torch.ones(1, *SHAPE, dtype=torch.bool)
+    observed[..., 1:3, 2:4] = False
+    return evolve(first, turning(), SHAPE[1])[None], observed
+
+
+def matrix_of(law: LinearDynamics, own) -> Tensor:
+    """Q (cells of the window, unknowns) by applying it to unit vectors."""
+    unknowns = SHAPE[0] * SHAPE[2] * SHAPE[3]
+    units = torch.eye(unknowns).view(unknowns, SHAPE[0], *SHAPE[2:])
+    return law._fields(units, law._filters(own)).flatten(1).T
+
+
+def test_the_equations_of_a_window_are_found_around_its_gaps() -> None:
+    x, observed = window()
+    law = law_of_frames()
+    own, clear = law.estimate(x, observed)
+    assert clear.item()
+    one = own.steps.view(-1, 2, SHAPE[1], 2)[:, :, 1]
+    amplitude = own.amplitude.flatten()
+    kernel = torch.zeros(2, 2, *SHAPE[2:])
+    for (row, column), weights in zip(NEIGHBOURS, turning()):
+        kernel[..., -row % SHAPE[2], -column % SHAPE[3]] += weights.T * amplitude / amplitude[:, None]
+    assert torch.allclose(one, torch.fft.rfft2(kernel).flatten(2).permute(2, 0, 1), atol=1e-3)
+
+
+def test_equations_hold_whatever_the_units_of_cells_and_windows() -> None:
+    """A map of the normaliser and an amplitude change nothing but the units of the answer."""
+    x, observed = window()
+    plain, mapped = law_of_frames(), law_of_frames()
+    mapped.unit.copy_(0.5 + torch.rand(mapped.unit.shape, generator=torch.Generator().manual_seed(3)))
+    expected = plain.condition(x, observed, NONE, plain.estimate(x, observed)[0])
+    y = 7 * x / mapped.unit
+    found = mapped.condition(y, observed, NONE, mapped.estimate(y, observed)[0])
+    assert torch.allclose(found * mapped.unit / 7, expected, atol=1e-3)
+    assert not torch.allclose(
+        plain.condition(y, observed, NONE, plain.estimate(x, observed)[0]) / 7, expected, atol=0.1
+    )
+
+
+def test_the_mean_is_that_of_the_dense_equations() -> None:
+    """For noise that differs from cell to cell, against a matrix of all cells."""
+    x, observed = window()
+    law = law_of_frames()
+    own, _ = law.estimate(x, observed)
+    noise = 0.2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(4))
+    q = matrix_of(law, own).double()
+    unit = (own.amplitude / law.unit).expand_as(x).flatten()
+    scaled = unit[:, None].double() * q
+    error = (noise + law.error_of(own)).expand_as(x).flatten().double()
+    seen = observed.flatten()
+    rows = scaled[seen]
+    gain = scaled @ rows.T @ torch.linalg.inv(rows @ rows.T + torch.diag(error[seen]))
+    expected = gain @ x.flatten()[seen].double()
+    found = law.condition(x, observed, noise, own).flatten().double()
+    assert torch.allclose(found, expected, atol=1e-3 * expected.abs().max())
+
+
+def test_draws_have_the_covariance_of_the_law_and_agree_with_what_is_known() -> None:
+    x, observed = window()
+    law = law_of_frames()
+    own, _ = law.estimate(x, observed)
+    q = matrix_of(law, own) * (own.amplitude / law.unit).expand_as(x).flatten()[:, None]
+    drawn = law.draw(4000, torch.Generator().manual_seed(5), own).flatten(1)
+    expected = q @ q.T
+    assert (drawn.T @ drawn / len(drawn) - expected).abs().max() < 0.1 * expected.diagonal().max()
+    error = law.error_of(own).expand_as(x)[0]
+    r = conditional(law, torch.zeros(2000, *SHAPE), observed[0], error, torch.Generator().manual_seed(6), own)
+    assert (r[:, observed[0]] == 0).all()
+    seen = observed.flatten()
+    rows = q[seen]
+    gain = q @ rows.T @ torch.linalg.inv(rows @ rows.T + torch.diag(error.flatten()[seen]))
+    posterior = (expected - gain @ rows @ q.T).diagonal()[~seen]
+    assert torch.allclose(r[:, ~observed[0]].square().mean(0), posterior, rtol=0.2)
+
+
+@pytest.mark.parametrize("what", ["noise", "still", "few"])
+def test_windows_without_clear_equations_say_so(what) -> None:
+    x, observed = window()
+    if what == "noise":
+        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
+    elif what == "still":
+        x = x[:, :, :1].expand_as(x)
+    else:
+        observed = torch.rand(x.shape, generator=torch.Generator().manual_seed(8)) < 0.3
+    assert not law_of_frames().estimate(x, observed)[1].any()
+
+
+def test_what_would_grow_stays() -> None:
+    """Equations whose waves grow by a tenth each frame: the frames of the law do not."""
+    grows = turning() * (1.1 / 0.7)
+    first = torch.randn(2, *SHAPE[2:], generator=torch.Generator().manual_seed(9))
+    x = evolve(first, grows, SHAPE[1])[None]
+    own, clear = law_of_frames().estimate(x, torch.ones_like(x, dtype=torch.bool))
+    assert clear.item()
+    one = own.steps.view(-1, 2, SHAPE[1], 2)[:, :, 1]
+    assert torch.linalg.eigvals(one).abs().max() < 1.0001
+    assert x[0, :, -1].norm() > 1.3 * x[0, :, 0].norm()
+
+
+def waves(count: int = 40) -> tuple[Windows, Tensor, Tensor]:
+    """Shallow water, each sample with a depth and rotation of its own, behind one of nine blocks; truth and masks."""
+    law = ShallowWater(size=12, frames=8)
+    truth = law.simulate(count, torch.Generator().manual_seed(0))[0].float()
+    truth = truth / truth.std((0, 2, 3, 4), keepdim=True)
+    hidden = torch.rand(count, 9, generator=torch.Generator().manual_seed(1)).argmax(1)
+    blocks = (torch.arange(9).expand(count, 9) != hidden[:, None]).view(count, 1, 1, 3, 3)
+    observed = blocks.repeat_interleave(4, 3).repeat_interleave(4, 4).expand(truth.shape)
+    values = truth.masked_fill(~observed, torch.nan).numpy()
+    coords = {name: (name, axis, attrs) for name, (axis, attrs) in law.coordinates().items()}
+    dims = ("sample", "time", *list(coords)[1:])
+    data = xr.Dataset({name: (dims, values[:, i]) for i, name in enumerate(law.variables)}, coords)
+    windows = Windows(open_record(data), Normaliser(np.zeros(3), np.ones(3)), 8)
+    windows.held = hold_out(windows, 0.2, torch.Generator().manual_seed(0))
+    return windows, truth, observed
+
+
+def test_waves_get_a_law_of_their_own_that_knows_more_than_a_covariance() -> None:
+    windows, truth, observed = waves()
+    skip = GaussianSkip(3, 8, (12, 12), (True, True))
+    best = learn_covariance(skip, windows, torch.Generator().manual_seed(0))
+    assert best["dynamics"] == 1 and skip.dynamics is not None
+    x, seen = (torch.stack(part) for part in zip(*(windows.visible(b, 0) for b in range(10))))
+    assert skip.law_of(x[0], seen[0])[0] is skip.dynamics
+
+    def error() -> float:
+        return (skip.posterior_mean(x, seen, NONE) - truth[:10])[~observed[:10]].square().mean().item()
+
+    ours = error()
+    again = GaussianSkip(3, 8, (12, 12), (True, True)).eval()
+    again.load_state_dict(skip.state_dict())
+    assert torch.equal(again.posterior_mean(x, seen, NONE), skip.posterior_mean(x, seen, NONE))
+    loud = torch.full((10, 1, 1, 1, 1), 0.5)
+    with_law = skip.posterior_mean(x, seen, loud)
+    skip.dynamics = None
+    assert ours < 0.5 * error()
+    assert torch.equal(with_law, skip.posterior_mean(x, seen, loud))  # too noisy to tell equations
+
+
+def test_a_record_of_noise_gets_no_such_law() -> None:
+    windows, _, _ = waves(24)
+    kept = windows._kept
+    assert kept is not None
+    kept[0].copy_(torch.randn(kept[0].shape, generator=torch.Generator().manual_seed(2)))
+    skip = GaussianSkip(3, 8, (12, 12), (True, True)).eval()
+    places = windows.places[:8]
+    found = learn_dynamics(
+        skip, windows, places, torch.Generator(), torch.eye(3).expand(84, 3, 3), lambda: held_out_error(skip, windows)
+    )
+    assert found == {"dynamics": 0.0} and skip.dynamics is None
