@@ -140,7 +140,7 @@ def test_windows_without_clear_equations_say_so(what) -> None:
 
 
 def test_what_would_grow_stays() -> None:
-    """Equations whose waves grow by a tenth each frame: the frames of the law do not."""
+    """Equations whose waves grow: the frames of the law do not."""
     grows = turning() * (1.1 / 0.7)
     first = torch.randn(2, *SHAPE[2:], generator=torch.Generator().manual_seed(9))
     x = evolve(first, grows, SHAPE[1])[None]
@@ -148,7 +148,7 @@ def test_what_would_grow_stays() -> None:
     assert clear.item()
     one = own.steps.view(-1, 2, SHAPE[1], 2)[:, :, 1]
     assert torch.linalg.eigvals(one).abs().max() < 1.0001
-    assert x[0, :, -1].norm() > 1.3 * x[0, :, 0].norm()
+    assert x[0, :, -1].norm() > 1.1 * x[0, :, 0].norm()
 
 
 def waves(count: int = 40) -> tuple[Windows, Tensor, Tensor]:
