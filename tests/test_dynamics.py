@@ -1,5 +1,7 @@
 """Windows that obey linear equations of their own: finding these, conditioning by them, and choosing to do so."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -125,6 +127,17 @@ def test_draws_have_the_covariance_of_the_law_and_agree_with_what_is_known() -> 
     gain = q @ rows.T @ torch.linalg.inv(rows @ rows.T + torch.diag(error.flatten()[seen]))
     posterior = (expected - gain @ rows @ q.T).diagonal()[~seen]
     assert torch.allclose(r[:, ~observed[0]].square().mean(0), posterior, rtol=0.2)
+
+
+def test_completed_windows_scatter_around_the_mean() -> None:
+    x, observed = window()
+    law = law_of_frames()
+    own, _ = law.estimate(x, observed)
+    many = x.expand(1000, -1, -1, -1, -1)
+    drawn = law.complete(many, observed.expand_as(many), torch.Generator().manual_seed(10), own)
+    expected = (law.condition(x, observed, NONE, own) * law.unit / own.amplitude)[0]
+    error = (drawn.mean(0) - expected) / drawn.std(0)
+    assert error.abs().max() < 5 / math.sqrt(len(many))
 
 
 @pytest.mark.parametrize("what", ["noise", "still", "few"])
