@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from fieldfill.nn.dynamics import LinearDynamics
 from fieldfill.nn.gaussian import GaussianSkip
+from fieldfill.separations import mean_over_modes
 from fieldfill.windows import Windows
 
 __all__ = ["learn_dynamics"]
@@ -95,11 +96,6 @@ def _completed(law: LinearDynamics, windows: Windows, places: list[tuple[int, in
 
 def _of_unit_variance(covariance: Tensor, torus: tuple[int, int]) -> Tensor:
     """A covariance (K, C, C) by which every variable has the variance 1."""
-    variance = _variance(covariance.diagonal(dim1=1, dim2=2).real, torus).clamp(min=1e-12).rsqrt()
-    return covariance * variance[:, None] * variance
-
-
-def _variance(power: Tensor, torus: tuple[int, int]) -> Tensor:
-    """Variances (C,) of fields whose half spectrum has the power (K, C)."""
-    field = torch.fft.irfft2(power.T.unflatten(1, (torus[0], -1)).to(torch.cfloat), s=torus)
-    return field[:, 0, 0]
+    variance = mean_over_modes(covariance.diagonal(dim1=1, dim2=2).real, torus)
+    unit = variance.clamp(min=1e-12).rsqrt()
+    return covariance * unit[:, None] * unit

@@ -21,17 +21,7 @@ from torch import Generator, Tensor
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.windows import Windows
 
-__all__ = [
-    "Separations",
-    "decompose",
-    "drift_of",
-    "factorise",
-    "lagged",
-    "reliable",
-    "separations",
-    "tapered",
-    "tapered_in_space",
-]
+__all__ = ["Separations", "drift_of", "factorise", "lagged", "mean_over_modes", "separations", "tapered"]
 
 MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
 MAX_VALUES = 2**25  # values that are looked at, for large grids
@@ -61,11 +51,11 @@ def separations(windows: Windows, torus: tuple[int, int], generator: Generator) 
         counts = masks if counts is None else counts + masks
     assert products is not None and counts is not None
     total, pairs = torch.fft.irfft2(products, s=torus), torch.fft.irfft2(counts, s=torus).round()
-    pairs = pairs * reliable(torus, grid)
+    pairs = pairs * _reliable(torus, grid)
     return Separations(torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0), pairs)
 
 
-def reliable(torus: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
+def _reliable(torus: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
     """Separations (rows, columns) that are no others: longer ones are mixed with those around an axis that is open."""
     rows, columns = (
         separation_of(n).abs() <= (n if n == size else n - size) for n, size in zip(torus, grid, strict=True)
@@ -126,14 +116,6 @@ def tapered(covariance: Tensor, taper: float, drift: tuple[float, float], memory
     return covariance * torch.exp(-(squares[0][:, :, None] + squares[1][:, None, :]) / (2 * taper**2))
 
 
-def tapered_in_space(covariance: Tensor, taper: float) -> Tensor:
-    """Covariances (..., rows, columns) damped with the distance."""
-    if math.isinf(taper):
-        return covariance
-    rows, columns = (separation_of(size).square() for size in covariance.shape[-2:])
-    return covariance * torch.exp(-(rows[:, None] + columns) / (2 * taper**2))
-
-
 def factorise(covariance: Tensor, skip: GaussianSkip) -> Tensor:
     """The factor L_k (K, CT, R, 2) of a skip from covariances (C, C, T, rows, columns) on its torus."""
     variables, _, length = covariance.shape[:3]
@@ -141,7 +123,7 @@ def factorise(covariance: Tensor, skip: GaussianSkip) -> Tensor:
     # Clipping and truncation change the variance; it is known best of all, so it is put back.
     variance = covariance[range(variables), range(variables), 0, 0, 0].mean()
     parts = spectrum.split(max(1, CHUNK_BYTES // (8 * (variables * length) ** 2)))
-    return decompose((_matrices(part) for part in parts), variance, skip)
+    return _decompose((_matrices(part) for part in parts), variance, skip)
 
 
 def _matrices(spectrum: Tensor) -> Tensor:
@@ -154,7 +136,7 @@ def _matrices(spectrum: Tensor) -> Tensor:
     return matrix.flatten(3, 4).flatten(1, 2)
 
 
-def decompose(matrices: Iterable[Tensor], variance: Tensor, skip: GaussianSkip) -> Tensor:
+def _decompose(matrices: Iterable[Tensor], variance: Tensor, skip: GaussianSkip) -> Tensor:
     """The factor L_k (K, CT, R, 2) of Hermitian matrices (K, CT, CT), given in parts, for fields of ``variance``."""
     channels, rank = skip.factor.shape[1:3]
     values, vectors = [], []
@@ -164,7 +146,7 @@ def decompose(matrices: Iterable[Tensor], variance: Tensor, skip: GaussianSkip) 
         values.append(found.eigenvalues[:, -rank:].clamp(min=0))
         vectors.append(found.eigenvectors[:, :, -rank:].contiguous())
     kept = torch.cat(values)
-    scale = variance / (_mean_over_modes(kept.sum(1), skip.torus) / channels).clamp(min=1e-12)
+    scale = variance / (mean_over_modes(kept.sum(1), skip.torus) / channels).clamp(min=1e-12)
     return torch.view_as_real(torch.cat(vectors).mul_((scale * kept).sqrt()[:, None]))
 
 
@@ -174,11 +156,11 @@ def separation_of(n: int) -> Tensor:
     return torch.where(index <= n // 2, index, index - n).float()
 
 
-def _mean_over_modes(power: Tensor, torus: tuple[int, int]) -> Tensor:
-    """Mean over all wavenumbers of ``power`` (K,), given on the half that a real transform keeps."""
+def mean_over_modes(power: Tensor, torus: tuple[int, int]) -> Tensor:
+    """Mean (...) over all wavenumbers of ``power`` (K, ...), given on the half that a real transform keeps."""
     half = torus[1] // 2 + 1
     weight = torch.full((half,), 2.0)
     weight[0] = 1
     if torus[1] % 2 == 0:
         weight[-1] = 1
-    return (power.view(torus[0], half) * weight).sum() / (torus[0] * torus[1])
+    return torch.einsum("kh...,h->...", power.unflatten(0, (torus[0], half)), weight) / (torus[0] * torus[1])
