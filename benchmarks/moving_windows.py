@@ -1,4 +1,4 @@
-"""The Gaussian mean alone with one covariance for all windows, and with a drift for every window.
+"""The Gaussian mean alone: one covariance for all windows, and a drift or linear equations for every window.
 
     python benchmarks/moving_windows.py [CASE ...]
 
@@ -60,7 +60,7 @@ def measure(name: str) -> None:
         each = (time.process_time() - learnt) / len(x)
         error = ((filled - truth)[~observed].square().mean() / truth[~observed].var()).item()
         hidden = (mean(skip, x_held, context) - x_held)[held].square().mean()
-        law = "moving" if found.get("moving") else "common"
+        law = next((name for name in ("dynamics", "moving") if found.get(name)), "common")
         print(
             f"{name:24} {law}: held-out {hidden:.5f}, test {error:.5f}, "
             f"{learnt - begin:.1f} s to learn, {1000 * each:.0f} ms a window",
