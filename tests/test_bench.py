@@ -28,63 +28,47 @@ CONTRACT = {
 }
 
 
-def covering(bench: str) -> list[Job]:
-    """Few jobs with every method and every case of a bench: all methods of the first case, one of each other."""
-    jobs = [job for job in BENCHES[bench].jobs(SMOKE) if not job.case.startswith("era5")]
-    first = [job for job in jobs if job.case == jobs[0].case] if jobs else []
-    seen = {job.case for job in first}
-    for job in jobs:
-        new = job.case not in seen or job.method not in {other.method for other in first}
-        if new:
-            first.append(job)
-            seen.add(job.case)
-    return first
-
-
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    folder = tmp_path_factory.mktemp("bench")
-    return Runner(folder / "results", SMOKE, folder / "cache", threads=1)
-
-
-@pytest.fixture(scope="module")
-def measured(runner: Runner) -> Summary:
-    for bench in BENCHES:
-        runner.run(covering(bench), [0])
-    return Summary(rows.read(runner.results))
-
-
 @pytest.mark.slow
-def test_every_bench_makes_its_rows_and_each_has_the_keys_of_the_contract(measured: Summary, runner: Runner) -> None:
+def test_every_row_of_every_bench_is_made_and_rendered(tmp_path: Path) -> None:
+    """All of ``bench run --scale smoke``, once, and what is made of its rows."""
+    runner = Runner(tmp_path / "results", SMOKE, tmp_path / "cache", threads=1)
+    wanted = jobs_of(list(BENCHES), SMOKE)
+    counts = runner.run(wanted, [0])
+    assert counts["made"] + counts["not available"] == len(wanted)
     found = rows.read(runner.results)
-    for bench in BENCHES:
-        wanted = {(job.case, job.method) for job in covering(bench)}
-        assert {(row["case"], row["method"]) for row in found if row["bench"] == bench} == wanted
+    assert {(row["bench"], row["case"], row["method"]) for row in found} == {
+        (job.bench, job.case, job.method) for job in wanted
+    }
+    lacking = [row for row in found if row["status"] != rows.MEASURED and not row["case"].startswith("era5")]
+    assert {row["bench"] for row in lacking} <= {"density"}, [row["reason"] for row in lacking]
+    measured = Summary(found)
+    _keys_of_the_contract(measured)
+    _one_backbone_and_one_budget(measured)
+    _one_training_for_rows_that_differ_at_inference(runner)
+    _tables_claims_and_figures(measured, runner, tmp_path / "figures")
+
+
+def _keys_of_the_contract(measured: Summary) -> None:
     for row in measured.rows:
         assert set(row) >= CONTRACT, (row["bench"], row["method"])
         if not row["case"][0].isdigit():
             assert row["metrics"]["mse_missing"] > row["metrics"]["mse_all"] > 0
             assert 0 < row["metrics"]["share_of_variance"] < 50
-    lacking = [row for row in found if row["status"] != rows.MEASURED]
-    assert {row["bench"] for row in lacking} <= {"density"}, [row["reason"] for row in lacking]
 
 
-@pytest.mark.slow
-def test_learnt_rows_share_one_backbone_and_one_budget(measured: Summary) -> None:
+def _one_backbone_and_one_budget(measured: Summary) -> None:
     learnt_rows = [row for row in measured.rows if row["method"] in LEARNT]
     assert {row["train_steps"] for row in learnt_rows} == {SMOKE.steps}
     assert all("unlearnable_share" in row and "ensemble" in row for row in learnt_rows)
 
 
-@pytest.mark.slow
-def test_rows_that_differ_at_inference_only_share_a_training(measured: Summary, runner: Runner) -> None:
+def _one_training_for_rows_that_differ_at_inference(runner: Runner) -> None:
     models = {path.name for path in runner.cache.rglob("*.ff")}
     assert "navier-stokes-pixel80__paper__seed0.ff" in models
     assert not [name for name in models if "-K" in name or "-on" in name or "-M" in name]
 
 
-@pytest.mark.slow
-def test_tables_claims_and_figures_render_from_the_rows(measured: Summary, runner: Runner, tmp_path: Path) -> None:
+def _tables_claims_and_figures(measured: Summary, runner: Runner, folder: Path) -> None:
     tables = [make_table(measured, bench) for bench in BENCHES]
     assert all(table is not None or bench == "real" for bench, table in zip(BENCHES, tables))
     for table in tables:
@@ -96,7 +80,7 @@ def test_tables_claims_and_figures_render_from_the_rows(measured: Summary, runne
     assert {finding.verdict for _, finding in check_claims(measured)} <= {HOLDS, FAILS, UNKNOWN}
     whole = results_page(measured)
     assert all(table.markdown() in whole for table in tables if table is not None)
-    drawn, missing = draw_figures(runner, tmp_path / "figures")
+    drawn, missing = draw_figures(runner, folder)
     assert {path.stem for path in drawn} >= {"blank-block", "gaussian"} - {entry.split(":")[0] for entry in missing}
     assert drawn and all(path.stat().st_size > 5000 for path in drawn)
 
