@@ -55,7 +55,7 @@ SOME = 6  # test samples for what takes many fills
 LARGE = 20_000  # cells of a window from which on fewer members are drawn
 CASES_MINUTES = (
     "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
-    "shallow-water-block8of9:0.25"
+    "shallow-water-block8of9:1.5"
 )
 LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
 
