@@ -21,7 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,13 @@ from fieldfill.bench.methods import classical, learnt
 from fieldfill.bench.run import Runner, default_cache
 from fieldfill.calibrate import calibrate, clear_scene
 from fieldfill.config import build_denoiser, build_partition
+from fieldfill.denoise import Denoiser
 from fieldfill.holdout import hold_out
 from fieldfill.members import PROBES
 from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
 from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
+from fieldfill.partition import Partition
 from fieldfill.physics import physical_scores
 from fieldfill.record import open_record
 from fieldfill.sample import Ensemble, single_step
@@ -52,6 +54,7 @@ RESULTS = Path(__file__).parent / "results"
 FOLDER = RESULTS / "uncertainty"
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
 SOME = 6  # test samples for what takes many fills
+MANY, DRAWS = 20, 4  # random contexts, and draws of balanced ones
 LARGE = 20_000  # cells of a window from which on fewer members are drawn
 CASES_MINUTES = (
     "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
@@ -123,38 +126,65 @@ def _climatology(data: Data) -> float:
 
 
 def contexts(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
-    """Mean squared error of the mean over K contexts, drawn at random and balanced."""
-    model, found = filler.model_, {}
-    some = slice(0, SOME)
-    test, truth = data.test.isel(sample=some), data.truth.isel(sample=some)
-    for design, count in (("random", 5), ("random", 10), ("random", 20), ("balanced", 5), ("balanced", 10)):
-        filler.model_ = replace(model, ensemble=Ensemble(count, design=design))
-        errors = [ff.score(filler.fill(test, seed=seed), truth).mse.item() for seed in (0, 1)]
-        found[f"{design} {count}"] = {"mse": float(np.mean(errors)), "by_seed": errors}
-    filler.model_ = replace(model, ensemble=Ensemble(0))
-    found["all observations"] = {"mse": ff.score(filler.fill(test), truth).mse.item()}
+    """Mean squared error of the mean over K contexts, drawn at random and balanced, as a share of the variance.
+
+    K random contexts err by a + V / K on average over their draws, with V the variance between contexts. Both follow
+    from one draw of many, so that chance does not decide between the designs. Balanced ones are drawn several times.
+    """
+    asked = _Asked.of(filler, data, SOME)
+    found = asked.random(filler.model_.partition, (5, 10, 20))
+    found |= {"balanced 5": asked.mean(filler.model_.partition, Ensemble(5), DRAWS)}
+    found |= {"all observations": asked.mean(filler.model_.partition, Ensemble(0))}
     if CASES[case].pattern == "block":
-        blocks = build_partition("block:3x3", model.bank, model.config.keep)
-        filler.model_ = replace(model, partition=blocks)
-        found["all distinct"] = _enumerated(filler, data)
-    filler.model_ = model
+        asked = _Asked.of(filler, data, SOME // 2)
+        blocks = build_partition("block:3x3", filler.model_.bank, filler.model_.config.keep)
+        random = asked.random(blocks, (10,))
+        enumerated = asked.mean(blocks, Ensemble(9, design="enumerated"))
+        found["all distinct"] = {"limit": random["limit"], "random 10": random["random 10"], "enumerated": enumerated}
     return found
 
 
-def _enumerated(filler: ff.Filler, data: Data) -> dict[str, float]:
-    """Error of every context that lacks one block, and what that of random ones of the kind, a + b / K, tends to."""
-    model, few = filler.model_, slice(0, SOME // 2)
-    test, truth = data.test.isel(sample=few), data.truth.isel(sample=few)
+@dataclass(frozen=True)
+class _Asked:
+    """Test windows (B, C, T, H, W), unitless: what is seen of them, where, and all of it."""
 
-    def error(count: int, design: str, seed: int) -> float:
-        filler.model_ = replace(model, ensemble=Ensemble(count, design=design))
-        return ff.score(filler.fill(test, seed=seed), truth).mse.item()
+    denoiser: Denoiser
+    x: torch.Tensor
+    observed: torch.Tensor
+    truth: torch.Tensor
 
-    counts = (4, 16, 64)
-    errors = [np.mean([error(count, "random", seed) for seed in (0, 1)]) for count in counts]
-    slope, limit = np.polyfit(1 / np.array(counts), errors, 1)
-    random = dict(zip((f"random {count}" for count in counts), errors))
-    return {**random, "limit": float(limit), "slope": float(slope), "enumerated": error(9, "enumerated", 0)}
+    @classmethod
+    def of(cls, filler: ff.Filler, data: Data, count: int) -> "_Asked":
+        model, places = filler.model_, [(sample, 0) for sample in range(count)]
+        records = (
+            open_record(part, model.variables, model.dims, model.domain.numpy()) for part in (data.test, data.truth)
+        )
+        (x, observed), (truth, _) = (
+            Windows(record, model.normaliser, model.config.window).training(places) for record in records
+        )
+        return cls(model.denoiser, x, observed, truth)
+
+    def error(self, partition: Partition, ensemble: Ensemble, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Mean squared error and variance between contexts of each window, (B,), over its missing cells."""
+        drawn = torch.Generator().manual_seed(seed)
+        estimate = single_step(self.denoiser, self.x, self.observed, partition, ensemble, drawn)
+        missing, axes = ~self.observed, (1, 2, 3, 4)
+        parts = ((estimate.mean - self.truth).square(), estimate.between)
+        error, between = ((part * missing).sum(axes) / missing.sum(axes) for part in parts)
+        return error.double().numpy(), between.double().numpy()
+
+    def mean(self, partition: Partition, ensemble: Ensemble, draws: int = 1) -> dict[str, Any]:
+        return _told(np.mean([self.error(partition, ensemble, seed)[0] for seed in range(draws)], axis=0))
+
+    def random(self, partition: Partition, counts: tuple[int, ...]) -> dict[str, Any]:
+        """Expected errors of K random contexts, and of infinitely many."""
+        error, between = self.error(partition, Ensemble(MANY, design="random"))
+        limit = error - between / MANY
+        return {f"random {count}": _told(limit + between / count) for count in counts} | {"limit": _told(limit)}
+
+
+def _told(errors: np.ndarray) -> dict[str, Any]:
+    return {"mse": float(errors.mean()), "by_sample": errors.tolist()}
 
 
 def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
