@@ -37,7 +37,7 @@ from fieldfill.bench.methods import classical, learnt
 from fieldfill.bench.run import Runner, default_cache
 from fieldfill.calibrate import calibrate, clear_scene
 from fieldfill.config import build_denoiser, build_partition
-from fieldfill.denoise import Denoiser
+from fieldfill.denoise import Denoiser, noised
 from fieldfill.holdout import hold_out
 from fieldfill.members import PROBES
 from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
@@ -54,7 +54,8 @@ RESULTS = Path(__file__).parent / "results"
 FOLDER = RESULTS / "uncertainty"
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
 SOME = 6  # test samples for what takes many fills
-MANY, DRAWS = 20, 4  # random contexts, and draws of balanced ones
+MANY, DRAWS = 20, 4  # random contexts of a set, and draws of balanced sets
+FEW_DRAWS = 100  # of either where few contexts exist, so that each has to be answered but once
 LARGE = 20_000  # cells of a window from which on fewer members are drawn
 CASES_MINUTES = (
     "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
@@ -129,18 +130,19 @@ def contexts(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """Mean squared error of the mean over K contexts, drawn at random and balanced, as a share of the variance.
 
     K random contexts err by a + V / K on average over their draws, with V the variance between contexts. Both follow
-    from one draw of many, so that chance does not decide between the designs. Balanced ones are drawn several times.
+    from sets of many, so that chance does not decide between the designs. Balanced sets are drawn several times. Where
+    few contexts exist, one of them can err far more than the others, and both are drawn more often.
     """
+    partition, block = filler.model_.partition, CASES[case].pattern == "block"
     asked = _Asked.of(filler, data, SOME)
-    found = asked.random(filler.model_.partition, (5, 10, 20))
-    found |= {"balanced 5": asked.mean(filler.model_.partition, Ensemble(5), DRAWS)}
-    found |= {"all observations": asked.mean(filler.model_.partition, Ensemble(0))}
-    if CASES[case].pattern == "block":
-        asked = _Asked.of(filler, data, SOME // 2)
+    found = asked.random(partition, (5, 10, 20), FEW_DRAWS if block else 1)
+    found["balanced 5"] = _told(asked.error(partition, Ensemble(5), FEW_DRAWS if block else DRAWS)[0])
+    found["all observations"] = _told(asked.error(partition, Ensemble(0))[0])
+    if block:
         blocks = build_partition("block:3x3", filler.model_.bank, filler.model_.config.keep)
-        random = asked.random(blocks, (10,))
-        enumerated = asked.mean(blocks, Ensemble(9, design="enumerated"))
-        found["all distinct"] = {"limit": random["limit"], "random 10": random["random 10"], "enumerated": enumerated}
+        random = asked.random(blocks, (10,), FEW_DRAWS)
+        enumerated = asked.error(blocks, Ensemble(9, design="enumerated"))[0]
+        found["all distinct"] = {**random, "enumerated": _told(enumerated)}
     return found
 
 
@@ -164,21 +166,32 @@ class _Asked:
         )
         return cls(model.denoiser, x, observed, truth)
 
-    def error(self, partition: Partition, ensemble: Ensemble, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Mean squared error and variance between contexts of each window, (B,), over its missing cells."""
-        drawn = torch.Generator().manual_seed(seed)
-        estimate = single_step(self.denoiser, self.x, self.observed, partition, ensemble, drawn)
-        missing, axes = ~self.observed, (1, 2, 3, 4)
-        parts = ((estimate.mean - self.truth).square(), estimate.between)
-        error, between = ((part * missing).sum(axes) / missing.sum(axes) for part in parts)
-        return error.double().numpy(), between.double().numpy()
+    def error(self, partition: Partition, ensemble: Ensemble, draws: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Mean squared error and variance between contexts of each window, (B,), over its missing cells and draws."""
+        found = []
+        for b, row in enumerate(self.observed):
+            generators = [torch.Generator().manual_seed(seed) for seed in range(draws)]
+            sets = torch.stack(ensemble.draw(partition, row.expand(draws, *row.shape), generators))
+            distinct, number = sets.flatten(2).flatten(0, 1).unique(dim=0, return_inverse=True)
+            answers = self.answers(b, distinct.view(-1, *row.shape))[number].view(*sets.shape[:2], -1)
+            error = (answers.mean(1) - self.truth[b][~row]).square().mean()
+            between = answers.var(1).mean() if sets.shape[1] > 1 else torch.zeros(())
+            found.append((error.item(), between.item()))
+        errors, betweens = np.array(found).T
+        return errors, betweens
 
-    def mean(self, partition: Partition, ensemble: Ensemble, draws: int = 1) -> dict[str, Any]:
-        return _told(np.mean([self.error(partition, ensemble, seed)[0] for seed in range(draws)], axis=0))
+    @torch.no_grad()
+    def answers(self, b: int, contexts: torch.Tensor) -> torch.Tensor:
+        """What window b holds at its missing cells (n,) under each of the ``contexts`` (K, C, T, H, W), (K, n)."""
+        schedule, x = self.denoiser.schedule, self.x[b : b + 1]
+        t = torch.tensor([schedule.delta], dtype=x.dtype)
+        x_delta = noised(schedule, t, x, torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
+        parts = [self.denoiser.predict(t, x_delta, context[None])[0][0] for context in contexts]
+        return torch.stack([part[~self.observed[b]] for part in parts])
 
-    def random(self, partition: Partition, counts: tuple[int, ...]) -> dict[str, Any]:
+    def random(self, partition: Partition, counts: tuple[int, ...], draws: int) -> dict[str, Any]:
         """Expected errors of K random contexts, and of infinitely many."""
-        error, between = self.error(partition, Ensemble(MANY, design="random"))
+        error, between = self.error(partition, Ensemble(MANY, design="random"), draws)
         limit = error - between / MANY
         return {f"random {count}": _told(limit + between / count) for count in counts} | {"limit": _told(limit)}
 
