@@ -268,7 +268,7 @@ def counted(gaussian: GaussianSkip) -> Iterator[list[int]]:
 def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """CRPS, forward passes and cost of realisations on a few test samples; all samplers start from the same noise."""
     large = _is_large(data)
-    count, few = 2 if large else 16, slice(0, 1)
+    count, few = 2 if large else 8, slice(0, 1)
     test, truth = data.test.isel(sample=few), data.truth.isel(sample=few)
     skip = filler.model_.denoiser.skip
     assert isinstance(skip, GaussianSkip)
