@@ -56,7 +56,7 @@ RESULTS = Path(__file__).parent / "results"
 FOLDER = RESULTS / "uncertainty"
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
 SOME = 6  # test samples for what takes many fills
-MANY, DRAWS = 20, 4  # random contexts of a set, and draws of balanced sets
+MANY, DRAWS = 20, 16  # random contexts of a set, and draws of balanced sets
 FEW_DRAWS = 50  # of either where few contexts exist, so that each has to be answered but once
 LARGE = 20_000  # cells of a sample from which on fewer members are drawn and fewer windows timed
 CASES_MINUTES = (
@@ -268,7 +268,7 @@ def counted(gaussian: GaussianSkip) -> Iterator[list[int]]:
 def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """CRPS, forward passes and cost of realisations on a few test samples; all samplers start from the same noise."""
     large = _is_large(data)
-    count, few = 2 if large else 8, slice(0, 1)
+    count, few = 2 if large else 16, slice(0, 1)
     test, truth = data.test.isel(sample=few), data.truth.isel(sample=few)
     skip = filler.model_.denoiser.skip
     assert isinstance(skip, GaussianSkip)
