@@ -174,7 +174,7 @@ def test_units_change_the_std_and_nothing_else() -> None:
 def test_far_from_every_observation_the_std_is_at_least_that_of_the_climatology(factor: float | None) -> None:
     fitted = calibrated("cloud", factor)
     distance = np.array([1.0, fitted.reach, 1.5 * fitted.reach, 2 * fitted.reach, np.inf]).reshape(1, 5, 1, 1)
-    around = np.broadcast_to(typical(fitted), (*distance.shape, 4))
+    around = np.broadcast_to(typical(fitted), (*distance.shape, 5))
     std = fitted(None if factor is None else np.full(distance.shape, 0.05), distance, around).ravel()
     assert (std > 0).all() and (std[3:] >= CLIMATOLOGY).all()
     assert std[1] < std[2] < std[3]
@@ -184,7 +184,7 @@ def test_a_larger_raw_std_never_gives_a_smaller_one() -> None:
     fitted = calibrated("cloud", 0.1)
     raw, distance = np.meshgrid(np.linspace(0.01, 2, 30), np.linspace(0.5, 30, 40))
     shape = (1, 1, *raw.shape)
-    around = np.broadcast_to(typical(fitted), (*shape, 4))
+    around = np.broadcast_to(typical(fitted), (*shape, 5))
     assert (np.diff(fitted(raw.reshape(shape), distance.reshape(shape), around), axis=-1) >= 0).all()
 
 
