@@ -1,5 +1,6 @@
 """Laws of the context-query partitions and of the context designs."""
 
+import itertools
 import math
 
 import pytest
@@ -273,6 +274,17 @@ def test_balanced_swaps_are_more_even_than_random_ones() -> None:
         return float(torch.stack([row[mask].var() for row, mask in zip(out, observed)]).mean())
 
     assert unevenness("balanced") < unevenness("random")
+
+
+def test_balanced_swaps_do_not_prefer_large_or_small_omissions() -> None:
+    """A grid of 32 has blocks of 100, 110 and 121 cells; each is to be left out about as often as any other."""
+    bank = torch.ones((9, 1, 1, 32, 32), dtype=torch.bool)
+    for k, (row, column) in enumerate(itertools.product((0, 11, 22), repeat=2)):
+        bank[k, ..., row : row + 11, column : column + 11] = False
+    observed = bank[:1].repeat(300, 1, 1, 1, 1)
+    contexts = MaskSwap(bank).contexts(observed, 5, seeded(1), design="balanced")
+    often = (observed & ~contexts).float().mean((0, 1, 2, 3))[5::11, 5::11].flatten()[1:]
+    assert often.sum() == pytest.approx(1) and (often - 1 / 8).abs().max() < 0.03
 
 
 def test_enumeration_lists_every_context_once() -> None:

@@ -49,6 +49,15 @@ class Oracle:
         return mean, self.factor * variance if told else None
 
 
+class UnsureWhereSparse(Oracle):
+    """States too large a variance in windows with few observations."""
+
+    def predict(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
+        mean, variance = super().predict(t, x_t, context)
+        assert variance is not None
+        return mean, variance / context.float().mean((1, 2, 3, 4), keepdim=True) ** 2
+
+
 @cache
 def world(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Truth, noisy values and observed cells, (B, 1, T, H, W)."""
@@ -83,25 +92,27 @@ def calibrated(name: str, factor: float | None, seed: int = 0) -> Calibration:
 
 @cache
 def answers(
-    name: str, factor: float | None
+    name: str, factor: float | None, kind: type[Oracle] = Oracle
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, np.ndarray]:
     """Error, raw std, distance, surroundings and missing cells of windows that were not in the record."""
     truth, values, seen = (part[:60] for part in world(name, 99))
-    found = single_step(Oracle(factor), values * seen, seen, PixelPartition(), DIRECT, generator())
+    found = single_step(kind(factor), values * seen, seen, PixelPartition(), DIRECT, generator())
     raw = None if found.variance is None else found.variance.sqrt().numpy()
     distance = distance_to_observation(seen.numpy(), periodic=(True, True))
     around = surroundings(found.mean, seen, torch.ones(1, SIZE, SIZE, dtype=torch.bool))
     return (found.mean - truth).numpy(), raw, distance, around, ~seen.numpy()
 
 
-def covered(fitted: Calibration, name: str, factor: float | None, level: float = 0.9) -> float:
-    error, raw, distance, around, missing = answers(name, factor)
+def covered(
+    fitted: Calibration, name: str, factor: float | None, level: float = 0.9, kind: type[Oracle] = Oracle
+) -> float:
+    error, raw, distance, around, missing = answers(name, factor, kind)
     inside = np.abs(error) <= ndtri((1 + level) / 2) * fitted(raw, distance, around)
     return float(inside[missing].mean())
 
 
 def typical(fitted: Calibration) -> np.ndarray:
-    """The mean surroundings (4,) of the held-out cells."""
+    """The mean surroundings (5,) of the held-out cells."""
     assert fitted.local is not None
     return fitted.local.centre[1:]
 
@@ -163,7 +174,7 @@ def test_units_change_the_std_and_nothing_else() -> None:
 def test_far_from_every_observation_the_std_is_at_least_that_of_the_climatology(factor: float | None) -> None:
     fitted = calibrated("cloud", factor)
     distance = np.array([1.0, fitted.reach, 1.5 * fitted.reach, 2 * fitted.reach, np.inf]).reshape(1, 5, 1, 1)
-    around = np.broadcast_to(typical(fitted), (*distance.shape, 4))
+    around = np.broadcast_to(typical(fitted), (*distance.shape, 5))
     std = fitted(None if factor is None else np.full(distance.shape, 0.05), distance, around).ravel()
     assert (std > 0).all() and (std[3:] >= CLIMATOLOGY).all()
     assert std[1] < std[2] < std[3]
@@ -173,7 +184,7 @@ def test_a_larger_raw_std_never_gives_a_smaller_one() -> None:
     fitted = calibrated("cloud", 0.1)
     raw, distance = np.meshgrid(np.linspace(0.01, 2, 30), np.linspace(0.5, 30, 40))
     shape = (1, 1, *raw.shape)
-    around = np.broadcast_to(typical(fitted), (*shape, 4))
+    around = np.broadcast_to(typical(fitted), (*shape, 5))
     assert (np.diff(fitted(raw.reshape(shape), distance.reshape(shape), around), axis=-1) >= 0).all()
 
 
@@ -276,6 +287,23 @@ def test_a_held_out_value_does_not_set_its_own_standard_deviation() -> None:
     assert np.array_equal(cells.around, others.around) and np.array_equal(cells.raw, others.raw)
 
 
+def test_windows_made_sparser_for_validation_do_not_mislead_about_ordinary_ones() -> None:
+    """Half of the validation windows have half of the usual observations left."""
+    unsure = UnsureWhereSparse
+    fitted = calibrate(unsure(1.0), PixelPartition(), windows_of("pixel"), DIRECT, generator())
+    assert covered(fitted, "pixel", 1.0, kind=unsure) == pytest.approx(0.9, abs=0.02)
+    assert covered(fitted, "pixel", 1.0, 0.5, unsure) == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_correction_fitted_to_fewer_surroundings_still_works() -> None:
+    held, _ = mixed(0, 24, told=True)
+    assert held.raw is not None and held.around is not None
+    local = Calibration.fit(held, 1).local
+    assert local is not None and local.slopes.any()
+    more = np.column_stack([held.around, held.error])
+    np.testing.assert_array_equal(local(held.raw, more), local(held.raw, held.around))
+
+
 def test_surroundings_measure_differences_amplitude_and_gaps_inside_the_domain() -> None:
     frames, rows, columns = torch.meshgrid(torch.arange(5.0), torch.arange(9.0), torch.arange(9.0), indexing="ij")
     x = (0.5 * frames + 2 * rows + 0 * columns)[None, None]
@@ -287,6 +315,7 @@ def test_surroundings_measure_differences_amplitude_and_gaps_inside_the_domain()
     assert found[0, 0, 2, 4, 4, 1] == pytest.approx(np.log(2 / np.sqrt(2)), abs=1e-5)
     np.testing.assert_allclose(found[..., 2], 0.5 * np.log(x.square().mean().item()), atol=1e-5)
     assert found[0, 0, 2, 4, :, 3] == pytest.approx([0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1, 1], abs=1e-5)
+    np.testing.assert_allclose(found[..., 4], np.log(5 / 9), atol=1e-5)
     domain[..., 6:] = False
     wild = torch.where(domain[:, None], x, 1e3)
     inside = (slice(None), slice(None), slice(None), slice(None), slice(0, 6))

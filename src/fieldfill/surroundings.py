@@ -3,10 +3,11 @@ r"""What surrounds a cell tells how large its error is: a correction of the stan
 Some windows are easier than others, and so are some parts of a window: a calm flow, the rear of a front, a cell with
 many observations around it. A network with little training does not say so, but the field that it fills in does. With
 the root mean square r_t and r_s of its differences between neighbouring frames and cells, averaged around a cell, its
-own root mean square a over the window, the share g of cells around that are missing, and the raw standard deviation s,
+own root mean square a over the window, the share g of cells around that are missing, the share o of the whole window
+that is observed, and the raw standard deviation s,
 
 .. math:: \log s' = \log s + b \cdot \phi, \qquad
-          \phi = \text{standardised } (\log s, \log r_t, \log r_s, \log a, g)
+          \phi = \text{standardised } (\log s, \log r_t, \log r_s, \log a, g, \log o)
 
 The slopes b minimise the loss of a Laplace law, which outliers do not govern,
 
@@ -15,6 +16,9 @@ The slopes b minimise the loss of a Laplace law, which outliers do not govern,
 over errors e of held-out cells with weights w, beside a constant and a parabola in the logarithm of the distance to an
 observation, which is calibrated afterwards. Windows that take no part choose λ. If none of the values beats b = 0 on
 them by more than its standard error, nothing is corrected: then s says it all.
+
+Without o the held-out cells would mislead: they lie in windows that were made sparser than they are, and those of their
+cells that look like ordinary ones, because many observations happen to be near, have another ratio of error to s.
 """
 
 from collections.abc import Mapping
@@ -29,13 +33,14 @@ __all__ = ["LocalScale", "surroundings"]
 
 AROUND = (3, 5, 5)  # frames, rows and columns that surround a cell
 SMOOTHEST = 1e-6  # a share of the climatological std; stands for no difference at all
+SMALLEST_SHARE = 1e-4  # of a window; stands for no observation at all
 RIDGES = (0.003, 0.03, 0.3)  # λ that are tried
 MAX_CELLS = 20_000  # held-out cells that the slopes are fitted to
 ENDS = (0.01, 0.99)  # quantiles of the held-out cells beyond which nothing is extrapolated
 
 
 def surroundings(x: Tensor, observed: Tensor, domain: Tensor) -> np.ndarray:
-    """log r_t, log r_s, log a and g, (B, C, T, H, W, 4), of filled fields x with ``observed`` cells (B, C, T, H, W).
+    """log r_t, log r_s, log a, g and log o, (B, C, T, H, W, 5), of filled fields x; ``observed`` has their shape.
 
     Only cells of the ``domain`` (C, H, W) count. A field of one frame has no differences in time.
     """
@@ -51,10 +56,13 @@ def surroundings(x: Tensor, observed: Tensor, domain: Tensor) -> np.ndarray:
                 squares.narrow(axis, start, count).add_(square)
                 pairs.narrow(axis, start, count).add_(pair)
         parts.append(_log_root(_around(squares) / _around(pairs).clamp(min=1)))
-    power = x.square().masked_fill_(~inside, 0).flatten(2).sum(2) / inside.flatten(2).sum(2).clamp(min=1)
+    cells = inside.flatten(2).sum(2).clamp(min=1)
+    power = x.square().masked_fill_(~inside, 0).flatten(2).sum(2) / cells
     parts.append(np.broadcast_to(_log_root(power)[..., None, None, None], x.shape))
     gaps = _around((inside & ~observed).to(x.dtype)) / _around(inside.to(x.dtype)).clamp(min=1)
-    return np.stack([*parts, gaps.numpy()], axis=-1)
+    share = (observed & inside).flatten(2).sum(2) / cells
+    share = share.clamp(min=SMALLEST_SHARE).log()[..., None, None, None]
+    return np.stack([*parts, gaps.numpy(), np.broadcast_to(share.numpy(), x.shape)], axis=-1)
 
 
 def _around(x: Tensor) -> Tensor:
@@ -94,12 +102,13 @@ class LocalScale:
     ridge: float
 
     def __call__(self, raw: np.ndarray, around: np.ndarray) -> np.ndarray:
-        """s' from s (...) and its `surroundings` (..., 4)."""
+        """s' from s (...) and its `surroundings` (..., 5), of which a correction of an older model knows four."""
         if not self.slopes.any():
             return raw
         change = np.zeros(raw.shape)
-        for number, predictor in enumerate((np.log(raw), *np.moveaxis(around, -1, 0))):
-            change += self.slopes[number] * self._standardised(predictor, number)
+        predictors = (np.log(raw), *np.moveaxis(around, -1, 0))
+        for number, slope in enumerate(self.slopes):
+            change += slope * self._standardised(predictors[number], number)
         return raw * np.exp(change)
 
     def _standardised(self, predictor: np.ndarray, number: int) -> np.ndarray:

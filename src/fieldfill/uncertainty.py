@@ -59,7 +59,7 @@ class HeldCells:
     weight
         how much the cell counts; mean 1.
     around
-        (n, 4) of `fieldfill.surroundings`; None leaves the raw standard deviation as it is.
+        (n, 5) of `fieldfill.surroundings`; None leaves the raw standard deviation as it is.
     """
 
     error: np.ndarray
@@ -143,7 +143,7 @@ class Calibration:
     def __call__(self, raw: np.ndarray | None, distance: np.ndarray, around: np.ndarray | None = None) -> np.ndarray:
         """Standard deviation (..., C, T, H, W) from the raw one, if there is one, the distance and the surroundings.
 
-        ``around`` (..., C, T, H, W, 4) may be left out if the calibration was fitted without it.
+        ``around`` (..., C, T, H, W, 5) may be left out if the calibration was fitted without it.
         """
         distance = np.minimum(distance, FAR)
         out = np.empty(distance.shape, np.float32)

@@ -16,6 +16,7 @@ __all__ = ["DESIGNS", "Partition"]
 DESIGNS = ("random", "balanced", "enumerated")
 POOL = 4  # random contexts drawn for each one of a balanced set, if they fit into POOL_CELLS
 POOL_CELLS = 2**25
+ALIKE = 0.05  # difference of the unevenness of two sets, of which random ones have 1, that does not count
 
 
 class Partition(abc.ABC):
@@ -86,9 +87,8 @@ class Partition(abc.ABC):
         rows, cells = len(observed), observed[0].numel()
         pool = max(count, min(POOL * count, POOL_CELLS // (rows * cells)))
         trials = self.draw(observed.repeat(pool, 1, 1, 1, 1), keep, generator).view(pool, *observed.shape)
-        chosen = torch.stack(
-            [_even_choice((observed[b] & ~trials[:, b]).flatten(1), int(observed[b].sum()), count) for b in range(rows)]
-        )
+        left_out = (observed & ~trials).flatten(2)
+        chosen = torch.stack([_even_choice(left_out[:, b], int(observed[b].sum()), count) for b in range(rows)])
         return torch.stack([trials[chosen[:, k], torch.arange(rows)] for k in range(count)])
 
 
@@ -97,7 +97,8 @@ def _even_choice(left_out: Tensor, cells: int, count: int) -> Tensor:
 
     With T omissions in total and Q the sum over cells of squared omissions, their variance over the cells is
     (Q - T²/n)/n; it is compared with that of as many random omissions, T(1 - T/(K n))/n, so that large contexts
-    are not preferred.
+    are not preferred. Where contexts share no omissions the larger of these are more even by a little. That is no
+    reason to leave out the same cells always, so the first of those that are about as good as the best is taken.
     """
     flat = left_out.float()
     common, size = flat @ flat.T, flat.sum(1)
@@ -109,5 +110,5 @@ def _even_choice(left_out: Tensor, cells: int, count: int) -> Tensor:
         squares = common[others][:, others].sum() + 2 * common[others].sum(0) + size
         random = total * (1 - total / (among * max(cells, 1)))
         unevenness = (squares - total**2 / max(cells, 1)) / random.clamp(min=1e-6)
-        chosen[k : k + 1] = [int(unevenness.argmin())]
+        chosen[k : k + 1] = [int((unevenness <= unevenness.min() + ALIKE).nonzero()[0])]
     return torch.tensor(chosen)
