@@ -3,8 +3,7 @@
 A Zarr store of 256 x 256 cells (compressible: coarse blocks of constant values that drift under drifting gaps) is
 written chunk by chunk. A child process then fits a model to it with the preset ``fast``, but only two steps, and two
 contexts in place of ten: windows and contexts go through the network one after the other, so their number changes
-nothing but the context masks (4 MB each). The row tells the peak of the child's memory after
-each stage.
+nothing but the context masks (4 MB each). The row tells the peak of the child's memory after each stage.
 
     python benchmarks/memory.py [--frames 80000] [--skips gaussian,pull-push] [--store DIR]
 
