@@ -374,7 +374,8 @@ def main() -> None:
             row = _kept("curves", name, variant, run, CURVES[variant], options.along, NOTED)
             _tell(row, f"{row['metrics']['validation']:.4f} on held-out cells, {row['train_steps']} steps")
     plot()
-    plot_curves()
+    if (RESULTS / "curves").exists():
+        plot_curves()
 
 
 def _tell(row: dict[str, Any], what: str) -> None:
