@@ -309,6 +309,7 @@ def plot() -> None:
             _ratios(axis, rows, name, reference, family)
         line[0].set_yticks(range(len(family)), family, fontsize=8)
         line[0].invert_yaxis()
+    grid[0][0].set_xscale("log")
     grid[-1][1].set_xlabel("error on missing cells of the test, times that of the first line of the block")
     figure.tight_layout()
     figure.savefig(IMAGES / "ablation.png", dpi=110)
