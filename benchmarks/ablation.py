@@ -1,19 +1,31 @@
 """What matters: one setting changed at a time, on three worlds, at one price in processor time.
 
-    python benchmarks/ablation.py [--seconds 5] [--worlds clouds,blocks,pixels] [--variants reference,...] [--plot]
+    python benchmarks/ablation.py [--seconds 5] [--along 60] [--worlds clouds,blocks,pixels] [--variants network,...]
+                                  [--parts rows,paces,curves] [--plot]
 
 Worlds: Gaussian fields under moving clouds (the optimum is known), advection behind 3 x 3 blocks, Navier-Stokes seen at
-30 % of the pixels; 32 x 32 cells, windows of 8 frames. *First estimates* need no training. *Networks* train for the
-same processor time each, on the pull-push skip: steps are cheap there, and most of the error is left to the network.
-All fill the first window of each test sample from all its observations at once. Rows are written as they finish to
-benchmarks/results/ablation; existing rows are kept. The figure is drawn from them.
+30 % of the pixels; 32 x 32 cells, windows of 8 frames.
+
+*Rows.* First estimates need no training. Networks train for the same processor time each, on the pull-push skip: steps
+are cheap there, and most of the error is left to the network. All fill the first 8 frames of each test sample from all
+observations of a window at once.
+
+*Paces.* Time of a training step in lower precision, compiled or with two threads, over that of the reference. The
+variants take their steps in turns, so that other work on the machine slows all of them.
+
+*Curves.* Held-out error against processor time, that of the first estimate included.
+
+All are written as they finish to benchmarks/results/ablation; what exists is kept. The figures are drawn from them.
 """
 
 import argparse
 import json
+import os
+import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,8 +53,11 @@ from fieldfill.train import Training, TrainSettings
 from fieldfill.windows import Normaliser, Windows
 
 HERE = Path(__file__).parent
-RESULTS, FIGURE = HERE / "results" / "ablation", HERE.parent / "docs" / "images" / "ablation.png"
+RESULTS, IMAGES = HERE / "results" / "ablation", HERE.parent / "docs" / "images"
 TRAIN, TEST, FRAMES, BATCH = 144, 32, 16, 8
+JUDGED = 8  # frames of each test sample, whatever the window
+PACED, WARM = 24, 4  # steps of a pace, and the first of them that do not count
+NOTED = 20  # steps between two points of a curve
 
 
 def clouds(count: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -115,12 +130,25 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "constant rate": net(settings=ConstantRate),
     "batches of 4": net(batch=4),
     "no spread": net(spread=False),
-    "bf16": net(precision="bf16"),
-    "2 threads": net(threads=2),
-    "compiled": net(compile=True),
+    "network: windows of 4": net(window=4),
+    "network: windows of 16": net(window=16),
 }
 VARIANTS = FIRSTS | NETWORKS
 REFERENCES = {"first estimate": FIRSTS, "network": NETWORKS}
+PACES: dict[str, dict[str, Any]] = {
+    "network": NETWORKS["network"],
+    "bf16": net(precision="bf16"),
+    "compiled": net(compile=True),
+    "2 threads": net(threads=2),
+}
+CURVES: dict[str, dict[str, Any]] = {
+    "first estimate": net(skip="gaussian", transport=True, local=True),
+    "Gaussian mean": net(skip="gaussian"),
+    "pull-push": NETWORKS["network"],
+    "pull-push: 24 channels": NETWORKS["24 channels"],
+    "pull-push: t uniform": NETWORKS["t uniform"],
+    "no skip": NETWORKS["skip: none"],
+}
 
 
 @cache
@@ -143,59 +171,111 @@ def windows_of(name: str, length: int) -> Windows:
 
 
 @cache
-def learnt_skip(name: str, length: int, steps: int) -> dict[str, Tensor]:
-    """The Gaussian skip of a world, learnt once for all variants."""
+def learnt_skip(name: str, length: int, steps: int) -> tuple[dict[str, Tensor], float]:
+    """The Gaussian skip of a world, learnt once for all variants, and the processor seconds it took."""
     windows = windows_of(name, length)
     skip = GaussianSkip(1, length, (32, 32), (True, True), steps=steps)
+    begun = time.process_time()
     learn_covariance(skip, windows, stream(0, "covariance"))
-    return skip.state_dict()
+    return skip.state_dict(), time.process_time() - begun
 
 
-def run(name: str, variant: str, seconds: float) -> dict[str, Any]:
-    chosen = VARIANTS[variant]
+def prepare(name: str, chosen: dict[str, Any], **budget: Any) -> tuple[Training, float, float]:
+    """A training that has not begun, the held-out error of its first estimate and the processor seconds of that."""
     own = {k: v for k, v in chosen["changes"].items() if k in Config.model_fields}
     rest = {k: v for k, v in chosen["changes"].items() if k not in own}
-    budget = dict(steps=10**6, minutes=seconds / 60, clock="processor", validate_every=10**6, patience=99)
-    training = chosen["settings"](**{**budget, "batch": BATCH, **rest})
+    training = chosen["settings"](**{"batch": BATCH, "patience": 99, **budget, **rest})
     config = PRESETS["fast"].model_copy(update={**own, "training": training})
     torch.set_num_threads(chosen["threads"])
     windows = windows_of(name, config.window)
     denoiser = build_denoiser(config, torch.ones(1, 32, 32, dtype=torch.bool), (True, True), seed=0)
     partition = build_partition(PARTITIONS[name], mask_bank(windows, 0), config.keep)
+    spent = 0.0
     if isinstance(denoiser.skip, GaussianSkip):
-        denoiser.skip.load_state_dict(learnt_skip(name, config.window, config.skip_steps))
-    begun = time.process_time(), time.monotonic()
+        state, spent = learnt_skip(name, config.window, config.skip_steps)
+        denoiser.skip.load_state_dict(state)
+    begun = time.process_time()
     stages = learn_first_estimate(denoiser, windows, partition, 0)
-    held_out, steps = list(stages.values())[-1]["validation"], 0
+    spent += time.process_time() - begun
+    return Training(denoiser, windows, partition, training, 0), list(stages.values())[-1]["validation"], spent
+
+
+def run(name: str, chosen: dict[str, Any], seconds: float, every: int) -> dict[str, Any]:
+    """Errors of a variant after a training of some processor seconds, validated ``every`` so many steps."""
+    begun = time.process_time(), time.monotonic()
+    budget = dict(steps=10**6, minutes=seconds / 60, clock="processor", validate_every=every)
+    loop, held_out, spent = prepare(name, chosen, **budget)
     if chosen["trained"]:
-        loop = Training(denoiser, windows, partition, training, 0)
         loop.run()
-        held_out, steps = loop.best["error"], loop.step
+        held_out = loop.best["error"]
     return {
-        "bench": "ablation",
-        "case": name,
-        "method": variant,
         "seed": 0,
-        "metrics": {"mse_missing": _test_error(denoiser, name, windows), "validation": held_out},
-        "train_steps": steps,
+        "metrics": {"mse_missing": _test_error(loop.denoiser, name, loop.windows), "validation": held_out},
+        "first_cpu_seconds": spent,
+        "history": [{key: entry[key] for key in ("step", "seconds", "validation")} for entry in loop.history],
+        "train_steps": loop.step,
         "train_cpu_seconds": time.process_time() - begun[0],
         "train_seconds": time.monotonic() - begun[1],
-        "threads": torch.get_num_threads(),
-        "commit": _commit(),
+        "threads": chosen["threads"],
     }
 
 
 def _test_error(denoiser: Denoiser, name: str, windows: Windows) -> float:
-    """Mean squared error at the missing cells of one window of each test sample, as a share of the variance."""
+    """Mean squared error at the missing cells of the first frames of the test samples, as a share of the variance."""
     _, gappy, truth = world(name)
     held = Windows(open_record(gappy), windows.normaliser, windows.length)
-    x, observed = held.training([(sample, 0) for sample in range(TEST)])
+    normalised = windows.normaliser.to_tensor(truth.numpy())
+    errors = []
     denoiser.eval()
-    with torch.no_grad():
-        generator = Generator().manual_seed(0)
-        found = single_step(denoiser, x, observed, build_partition("pixel", observed, (1, 1)), Ensemble(0), generator)
-    normalised = windows.normaliser.to_tensor(truth[:, :, : windows.length].numpy())
-    return float((found.mean - normalised)[~observed].square().mean() / normalised.var())
+    for first in range(0, JUDGED, windows.length):
+        x, observed = held.training([(sample, first) for sample in range(TEST)])
+        partition = build_partition("pixel", observed, (1, 1))
+        with torch.no_grad():
+            found = single_step(denoiser, x, observed, partition, Ensemble(0), Generator().manual_seed(0))
+        error = found.mean - normalised[:, :, first : first + windows.length]
+        errors.append(error[:, :, :JUDGED][~observed[:, :, :JUDGED]])
+    return float(torch.cat(errors).square().mean() / normalised[:, :, :JUDGED].var())
+
+
+def pace(name: str) -> dict[str, Any]:
+    """Time of a step of each variant over that of the reference, taken in turns, and their errors after these steps."""
+    loops = {variant: prepare(name, chosen, steps=PACED)[0] for variant, chosen in PACES.items()}
+    preparing: dict[str, float] = {}
+    wall: dict[str, list[float]] = {variant: [] for variant in loops}
+    processor: dict[str, list[float]] = {variant: [] for variant in loops}
+    with ExitStack() as stack:
+        for variant, loop in loops.items():
+            begun = time.process_time()
+            stack.enter_context(loop.batches)
+            stack.enter_context(loop._accelerated())
+            preparing[variant] = time.process_time() - begun
+        for _ in range(PACED):
+            for variant, loop in loops.items():
+                torch.set_num_threads(PACES[variant]["threads"])
+                begun, begun_wall = time.process_time(), time.perf_counter()
+                loop._train_step()
+                processor[variant].append(time.process_time() - begun)
+                wall[variant].append(time.perf_counter() - begun_wall)
+        for loop in loops.values():
+            loop._validate()
+    return {
+        "seed": 0,
+        "metrics": {
+            variant: {
+                "wall": _ratio(wall[variant], wall["network"]),
+                "processor": _ratio(processor[variant], processor["network"]),
+                "validation": loop.history[-1]["validation"],
+                "preparing_cpu_seconds": preparing[variant],
+            }
+            for variant, loop in loops.items()
+        },
+        "step_cpu_seconds": statistics.median(processor["network"][WARM:]),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _ratio(times: list[float], reference: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(times[WARM:], reference[WARM:]))
 
 
 def _commit() -> str:
@@ -203,9 +283,15 @@ def _commit() -> str:
     return asked.stdout.strip()
 
 
-def _path(name: str, variant: str) -> Path:
+def _kept(part: str, name: str, variant: str, measure: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """A row that is there, or is measured now, of a world and what else is given, and written."""
     words = "".join(letter if letter.isalnum() else "-" for letter in variant)
-    return RESULTS / f"{name}__{words}__seed0.json"
+    path = RESULTS / part / f"{name}__{words}__seed0.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row = {"bench": "ablation", "case": name, "method": variant, **measure(name, *given), "commit": _commit()}
+        path.write_text(json.dumps(row, indent=1))
+    return _read(path)
 
 
 def plot() -> None:
@@ -223,9 +309,29 @@ def plot() -> None:
             _ratios(axis, rows, name, reference, family)
         line[0].set_yticks(range(len(family)), family, fontsize=8)
         line[0].invert_yaxis()
+    grid[0][0].set_xscale("log")
     grid[-1][1].set_xlabel("error on missing cells of the test, times that of the first line of the block")
     figure.tight_layout()
-    figure.savefig(FIGURE, dpi=110)
+    figure.savefig(IMAGES / "ablation.png", dpi=110)
+
+
+def plot_curves() -> None:
+    """Held-out error against processor time, for each world."""
+    import matplotlib.pyplot as plt
+
+    rows = {(r["case"], r["method"]): r for r in map(_read, sorted((RESULTS / "curves").glob("*.json")))}
+    figure, axes = plt.subplots(1, len(WORLDS), figsize=(11, 3.4), layout="constrained")
+    for axis, name in zip(axes, WORLDS):
+        for place, variant in enumerate(CURVES):
+            if (name, variant) in rows:
+                row = rows[name, variant]
+                points = [(row["first_cpu_seconds"] + e["seconds"], e["validation"]) for e in row["history"]]
+                axis.plot(*zip(*points), "o-", ms=2.5, lw=1.2, color=f"C{place}", label=variant)
+        axis.set(yscale="log", title=name)
+        axis.set_xlabel("processor seconds")
+    axes[0].set_ylabel("squared error on held-out cells")
+    axes[-1].legend(fontsize=7, frameon=False)
+    figure.savefig(IMAGES / "ablation_time.png", dpi=110)
 
 
 def _ratios(axis: Any, rows: dict[tuple[str, str], float], name: str, reference: str, variants: list[str]) -> None:
@@ -247,24 +353,34 @@ def _read(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--seconds", type=float, default=5, help="processor time of training for a row")
+    parser.add_argument("--along", type=float, default=60, help="processor time of training for a curve")
     parser.add_argument("--worlds", default=",".join(WORLDS))
-    parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--plot", action="store_true", help="only draw the figure")
+    parser.add_argument("--variants", default=",".join(VARIANTS | CURVES))
+    parser.add_argument("--parts", default="rows,paces,curves")
+    parser.add_argument("--plot", action="store_true", help="only draw the figures")
     options = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for variant in [] if options.plot else options.variants.split(","):
-        for name in options.worlds.split(","):
-            path = _path(name, variant)
-            if not path.exists():
-                path.write_text(json.dumps(run(name, variant, options.seconds), indent=1))
-            row = _read(path)
-            print(
-                f"{name:<7} {variant:<34} {row['metrics']['mse_missing']:.4f} of the variance, "
-                f"{row['train_steps']} steps",
-                flush=True,
-            )
+    worlds, wanted = options.worlds.split(","), options.variants.split(",")
+    parts = [] if options.plot else options.parts.split(",")
+    for variant in wanted if "rows" in parts else []:
+        for name in worlds if variant in VARIANTS else []:
+            row = _kept("", name, variant, run, VARIANTS[variant], options.seconds, 10**6)
+            _tell(row, f"{row['metrics']['mse_missing']:.4f} of the variance, {row['train_steps']} steps")
+    for name in worlds if "paces" in parts else []:
+        row = _kept("paces", name, "pace", pace)
+        for variant, found in row["metrics"].items():
+            _tell(row, f"{variant}: {found['wall']:.2f} of the wall time, {found['processor']:.2f} of the processor's")
+    for variant in wanted if "curves" in parts else []:
+        for name in worlds if variant in CURVES else []:
+            row = _kept("curves", name, variant, run, CURVES[variant], options.along, NOTED)
+            _tell(row, f"{row['metrics']['validation']:.4f} on held-out cells, {row['train_steps']} steps")
     plot()
+    if (RESULTS / "curves").exists():
+        plot_curves()
+
+
+def _tell(row: dict[str, Any], what: str) -> None:
+    print(f"{row['case']:<7} {row['method']:<26} {what}", flush=True)
 
 
 if __name__ == "__main__":
