@@ -1,10 +1,8 @@
 """How much memory does a fit of a record take that is far larger than memory?
 
 A Zarr store of 256 x 256 cells (compressible: coarse blocks of constant values that drift under drifting gaps) is
-written chunk by chunk. A child process then fits a model to it with the preset ``fast``, but only two steps, whose
-number does not change what is in memory at once, and two contexts in place of ten, to save time: a balanced set of ten
-is chosen from a larger pool, which takes up to half a gigabyte more. The row tells the peak of the child's memory after
-each stage.
+written chunk by chunk. A child process then fits a model to it with the preset ``fast``, but only two steps: their
+number does not change what is in memory at once. The row tells the peak of the child's memory after each stage.
 
     python benchmarks/memory.py [--frames 80000] [--skips gaussian,pull-push] [--store DIR]
 
@@ -25,7 +23,7 @@ import numpy as np
 import xarray as xr
 
 RESULTS = Path(__file__).parent / "results" / "memory"
-SIDE, BLOCK, CHUNK, WINDOW, CONTEXTS = 256, 16, 80, 8, 2
+SIDE, BLOCK, CHUNK, WINDOW = 256, 16, 80, 8
 STAGES = (
     "open_record",
     "hold_out",
@@ -96,7 +94,7 @@ def child(store: Path, skip: str) -> None:
         if hasattr(fill, name):
             setattr(fill, name, watched(name, getattr(fill, name), stages))
     Training.run = watched("Training.run", Training.run, stages)
-    changes = {"window": WINDOW, "skip": skip, "contexts": CONTEXTS, "training": TrainSettings(steps=2)}
+    changes = {"window": WINDOW, "skip": skip, "training": TrainSettings(steps=2)}
     config = PRESETS["fast"].model_copy(update=changes)
     filler = ff.Filler(config=config).fit(ff.open_dataset(store))
     last = filler.model_.notes["history"][-1]
@@ -113,7 +111,6 @@ def run(store: Path, frames: int, skip: str) -> dict:
         "case": f"{frames}x{SIDE}x{SIDE}",
         "method": f"fit_{skip}",
         "record_gb": frames * SIDE * SIDE * 4 / 1e9,
-        "contexts": CONTEXTS,
         "peak_mb": told["peak_mb"],
         "stages": told["stages"],
         "train_seconds": told["seconds"],
