@@ -57,7 +57,7 @@ FOLDER = RESULTS / "uncertainty"
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
 SOME = 6  # test samples for what takes many fills
 MANY, DRAWS = 20, 16  # random contexts of a set, and draws of balanced sets
-FEW_DRAWS = 50  # of either where few contexts exist, so that each has to be answered but once
+FEW_DRAWS = 300  # of either where few contexts exist, so that each has to be answered but once
 LARGE = 20_000  # cells of a sample from which on fewer members are drawn and fewer windows timed
 CASES_MINUTES = (
     "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
