@@ -69,7 +69,7 @@ def matrix_of(law: LinearDynamics, own) -> Tensor:
 def test_the_equations_of_a_window_are_found_around_its_gaps() -> None:
     x, observed = window()
     law = law_of_frames()
-    own, clear = law.estimate(x, observed)
+    own, clear = law.estimate(x, observed, NONE)
     assert clear.item()
     one = own.steps.view(-1, 2, SHAPE[1], 2)[:, :, 1]
     amplitude = own.amplitude.flatten()
@@ -79,17 +79,30 @@ def test_the_equations_of_a_window_are_found_around_its_gaps() -> None:
     assert torch.allclose(one, torch.fft.rfft2(kernel).flatten(2).permute(2, 0, 1), atol=1e-3)
 
 
+def test_noise_that_is_known_does_not_damp_the_equations() -> None:
+    first = torch.randn(2, 100, 101, generator=torch.Generator().manual_seed(2))
+    x = evolve(first, turning() / 0.75, 5)[None]
+    y = x + 0.06 * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+    law = LinearDynamics((2, 5, 100, 101), (100, 101))
+    everywhere = torch.ones_like(x, dtype=torch.bool)
+    exact, blind, aware = (
+        law.estimate(value, everywhere, noise)[0].steps.view(-1, 2, 5, 2)[:, :, 1]
+        for value, noise in ((x, NONE), (y, NONE), (y, torch.tensor(0.06**2)))
+    )
+    assert (aware - exact).abs().mean() < 0.5 * (blind - exact).abs().mean()
+
+
 def test_equations_hold_whatever_the_units_of_cells_and_windows() -> None:
     """A map of the normaliser and an amplitude change nothing but the units of the answer."""
     x, observed = window()
     plain, mapped = law_of_frames(), law_of_frames()
     mapped.unit.copy_(0.5 + torch.rand(mapped.unit.shape, generator=torch.Generator().manual_seed(3)))
-    expected = plain.condition(x, observed, NONE, plain.estimate(x, observed)[0])
+    expected = plain.condition(x, observed, NONE, plain.estimate(x, observed, NONE)[0])
     y = 7 * x / mapped.unit
-    found = mapped.condition(y, observed, NONE, mapped.estimate(y, observed)[0])
+    found = mapped.condition(y, observed, NONE, mapped.estimate(y, observed, NONE)[0])
     assert torch.allclose(found * mapped.unit / 7, expected, atol=1e-3)
     assert not torch.allclose(
-        plain.condition(y, observed, NONE, plain.estimate(x, observed)[0]) / 7, expected, atol=0.1
+        plain.condition(y, observed, NONE, plain.estimate(x, observed, NONE)[0]) / 7, expected, atol=0.1
     )
 
 
@@ -97,7 +110,7 @@ def test_the_mean_is_that_of_the_dense_equations() -> None:
     """For noise that differs from cell to cell, against a matrix of all cells."""
     x, observed = window()
     law = law_of_frames()
-    own, _ = law.estimate(x, observed)
+    own, _ = law.estimate(x, observed, NONE)
     noise = 0.2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(4))
     q = matrix_of(law, own).double()
     unit = (own.amplitude / law.unit).expand_as(x).flatten()
@@ -114,7 +127,7 @@ def test_the_mean_is_that_of_the_dense_equations() -> None:
 def test_draws_have_the_covariance_of_the_law_and_agree_with_what_is_known() -> None:
     x, observed = window()
     law = law_of_frames()
-    own, _ = law.estimate(x, observed)
+    own, _ = law.estimate(x, observed, NONE)
     q = matrix_of(law, own) * (own.amplitude / law.unit).expand_as(x).flatten()[:, None]
     drawn = law.draw(4000, torch.Generator().manual_seed(5), own).flatten(1)
     expected = q @ q.T
@@ -132,7 +145,7 @@ def test_draws_have_the_covariance_of_the_law_and_agree_with_what_is_known() -> 
 def test_completed_windows_scatter_around_the_mean() -> None:
     x, observed = window()
     law = law_of_frames()
-    own, _ = law.estimate(x, observed)
+    own, _ = law.estimate(x, observed, NONE)
     many = x.expand(1000, -1, -1, -1, -1)
     drawn = law.complete(many, observed.expand_as(many), torch.Generator().manual_seed(10), own)
     expected = (law.condition(x, observed, NONE, own) * law.unit / own.amplitude)[0]
@@ -149,7 +162,7 @@ def test_windows_without_clear_equations_say_so(what) -> None:
         x = x[:, :, :1].expand_as(x)
     else:
         observed = torch.rand(x.shape, generator=torch.Generator().manual_seed(8)) < 0.3
-    assert not law_of_frames().estimate(x, observed)[1].any()
+    assert not law_of_frames().estimate(x, observed, NONE)[1].any()
 
 
 def test_what_would_grow_stays() -> None:
@@ -157,7 +170,7 @@ def test_what_would_grow_stays() -> None:
     grows = turning() * (1.1 / 0.7)
     first = torch.randn(2, *SHAPE[2:], generator=torch.Generator().manual_seed(9))
     x = evolve(first, grows, SHAPE[1])[None]
-    own, clear = law_of_frames().estimate(x, torch.ones_like(x, dtype=torch.bool))
+    own, clear = law_of_frames().estimate(x, torch.ones_like(x, dtype=torch.bool), NONE)
     assert clear.item()
     one = own.steps.view(-1, 2, SHAPE[1], 2)[:, :, 1]
     assert torch.linalg.eigvals(one).abs().max() < 1.0001

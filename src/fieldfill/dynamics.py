@@ -28,6 +28,7 @@ LEAST_GAIN = 0.01  # of the held-out error, without which a round is the last
 COMPLETED = 2**22  # cells of the windows completed in a round, unless they are fewer than
 LEAST_COMPLETED = 8
 NUGGETS = (0.3, 0.1)  # of the squared amplitude
+NONE = torch.zeros(())  # noise
 BATCH_CELLS = 2**19  # cells of the windows that are handled together
 
 
@@ -48,7 +49,7 @@ def learn_dynamics(
     before = held_out_error()
     law = skip.add_dynamics()
     _set_unit(law, windows)
-    clear = [place for place in places if law.estimate(*windows.training([place]))[1]]
+    clear = [place for place in places if law.estimate(*windows.training([place]), NONE)[1]]
     if len(clear) < LEAST_CLEAR * len(places):
         skip.dynamics = None
         return {"dynamics": 0.0}
@@ -87,7 +88,7 @@ def _completed(law: LinearDynamics, windows: Windows, places: list[tuple[int, in
     total = torch.zeros(())
     for first in range(0, len(places), batch):
         x, observed = windows.training(places[first : first + batch])
-        own, clear = law.estimate(x, observed)
+        own, clear = law.estimate(x, observed, NONE)
         fields = law.complete(x[clear], observed[clear], generator, own)
         modes = torch.fft.rfft2(fields).flatten(3).permute(3, 1, 0, 2).flatten(2)
         total = total + modes @ modes.mH

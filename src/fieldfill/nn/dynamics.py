@@ -6,7 +6,9 @@ r"""Windows that obey linear equations of their own: waves, flows in balance, di
 
 with a matrix A(d) over the variables for each of the 3 x 3 neighbours d. Depth, rotation or viscosity may differ from
 window to window, so each window tells its own A: least squares over all cells that are observed, with their neighbours
-and the frame after. It is clear if it leaves less than `CLEAR` of the change from frame to frame.
+and the frame after. Noise of a known variance s² makes the sums of squares of N equations too large by N s², which
+would damp the waves more with every frame; it is taken off. What is then left undetermined stays as it is from frame to
+frame. A is clear if it leaves less than `CLEAR` of the change from frame to frame, noise apart.
 
 *The law.* The first frame is a Gaussian field with the covariance P_k in units of the window's own amplitudes, the
 others follow. With L_k the root of P_k, z white and e the error of the observations,
@@ -29,9 +31,10 @@ __all__ = ["Dynamics", "LinearDynamics"]
 
 NEIGHBOURS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
 CLEAR = 0.1  # of the change from frame to frame that is left
-EQUATIONS = 2**14  # that are looked at
+EQUATIONS = 2**16  # that are looked at
 ENOUGH = 10  # equations for each unknown
-RIDGE = 1e-9
+LEAST_NOISE = 1e-9  # of the squared amplitude
+UNSURE = 0.1  # of the power of the noise, below which it determines nothing
 LARGE = 1e3  # entries of a step that rounding made
 STEPS = 100  # of conjugate gradients
 TOLERANCE = 1e-12  # of their squared residual: what is seldom seen is in its last digits
@@ -88,13 +91,18 @@ class LinearDynamics(nn.Module):
         self.root.copy_(torch.view_as_real(root))
 
     @torch.no_grad()
-    def estimate(self, y: Tensor, context: Tensor) -> tuple[Dynamics, Tensor]:
-        """The equations of windows y (B, C, T, H, W) seen at ``context``, of those that tell them clearly (B,)."""
+    def estimate(self, y: Tensor, context: Tensor, noise: Tensor) -> tuple[Dynamics, Tensor]:
+        """The equations of windows y (B, C, T, H, W) seen at ``context``, of those that tell them clearly (B,).
+
+        ``noise`` is the variance of the noise of each, (B,) or one for all.
+        """
         mask = context.to(y.dtype).expand_as(y)
         x = mask * y * self.unit
         square, count = (v.sum((2, 3, 4), keepdim=True) for v in (x.square(), mask))
         amplitude = (square / count.clamp(min=1)).sqrt().clamp(min=1e-12)
-        found = [_stencil(*pair, self.torus) for pair in zip(x / amplitude, mask.bool())]
+        noise = noise.expand(len(y))[:, None] * self.unit.square().mean((1, 2, 3)) / amplitude.flatten(1).square()
+        rows = zip(x / amplitude, mask.bool(), noise.clamp(min=LEAST_NOISE))
+        found = [_stencil(*row, self.torus) for row in rows]
         clear = torch.tensor([stencil is not None for stencil in found], dtype=torch.bool)
         stencils = [stencil for stencil in found if stencil is not None]
         steps = self.root.new_zeros(0, len(self.root), self.shape[0] * self.shape[1], self.shape[0]).to(torch.cfloat)
@@ -168,8 +176,11 @@ class LinearDynamics(nn.Module):
         return conjugate_gradients(operator, precondition, self._gather(weight * y, filters), steps, TOLERANCE)
 
 
-def _stencil(x: Tensor, mask: Tensor, torus: tuple[int, int]) -> Tensor | None:
-    """A(d) (9, C, C) of a window x (C, T, H, W), from neighbour and variable to variable; None if it is not clear."""
+def _stencil(x: Tensor, mask: Tensor, noise: Tensor, torus: tuple[int, int]) -> Tensor | None:
+    """A(d) (9, C, C) of a window x (C, T, H, W), from neighbour and variable to variable; None if it is not clear.
+
+    ``noise`` (C,) are the variances of the noise of x.
+    """
     variables, frames, rows, columns = x.shape
     seen = torch.zeros(frames, *torus, dtype=torch.bool)
     seen[:, :rows, :columns] = mask.all(0)
@@ -184,13 +195,22 @@ def _stencil(x: Tensor, mask: Tensor, torus: tuple[int, int]) -> Tensor | None:
     frame, i, j = frame[some], i[some], j[some]
     # On an axis that closes on itself torus and grid are the same; elsewhere no neighbour lies outside of the grid.
     before = torch.cat([x[:, frame, (i + d) % torus[0], (j + e) % torus[1]] for d, e in NEIGHBOURS]).double()
-    after = x[:, frame + 1, i, j].double()
-    matrix = before @ before.T
-    matrix.diagonal().add_(RIDGE * matrix.diagonal().mean())
-    found = torch.linalg.solve(matrix, before @ after.T)
-    left = (after - found.T @ before).square().mean()
-    change = (after - x[:, frame, i, j]).square().mean()
-    if not left < CLEAR * change:
+    change = (x[:, frame + 1, i, j] - x[:, frame, i, j]).double()
+    noise = noise.double()
+    # In units in which the noise adds 1 to each eigenvalue of the sums of squares.
+    scale = (len(frame) * noise.repeat(len(NEIGHBOURS))).sqrt()[:, None]
+    values, vectors = torch.linalg.eigh(before @ before.T / (scale * scale.T))
+    values = (values - 1).clamp(min=0)
+    products = before @ change.T / scale
+    # The noise of x before is part of both: the change begins at the cell in the middle.
+    own = slice(len(NEIGHBOURS) // 2 * variables, (len(NEIGHBOURS) // 2 + 1) * variables)
+    products[own] += torch.diag(len(frame) * noise) / scale[own]
+    found = vectors @ ((values / (values**2 + UNSURE**2))[:, None] * (vectors.T @ products)) / scale
+    left = (change - found.T @ before).square().mean(1)
+    found[own] += torch.eye(variables, dtype=found.dtype)
+    left = left - noise - noise.repeat(len(NEIGHBOURS)) @ found.square()
+    moved = change.square().mean(1) - 2 * noise
+    if moved.sum() < noise.sum() or not left.sum() < CLEAR * moved.sum():
         return None
     return found.unflatten(0, (len(NEIGHBOURS), variables))
 

@@ -132,8 +132,9 @@ class GaussianSkip(nn.Module):
         """Each law that some windows y (B, C, T, H, W) call for, which these are (N,), and what they tell it."""
         left = torch.arange(len(y))
         if self.dynamics is not None:
-            quiet = (noise.flatten(1).amax(1) if noise.ndim else noise).expand(len(y)) <= QUIET
-            own, clear = self.dynamics.estimate(y[quiet], _rows(context, quiet))
+            level = (noise.flatten(1).amax(1) if noise.ndim else noise).expand(len(y))
+            quiet = level <= QUIET
+            own, clear = self.dynamics.estimate(y[quiet], _rows(context, quiet), level[quiet])
             called = left[quiet][clear]
             if len(called):
                 yield self.dynamics, called, own
