@@ -45,6 +45,7 @@ from fieldfill.members import PROBES
 from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
 from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
+from fieldfill.nn.dynamics import LinearDynamics
 from fieldfill.partition import Partition
 from fieldfill.physics import physical_scores
 from fieldfill.record import open_record
@@ -250,19 +251,24 @@ def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
 
 
 @contextmanager
-def counted(gaussian: GaussianSkip) -> Iterator[list[int]]:
-    """Counts the rows that go through the Gaussian mean: every forward pass of a denoiser takes it once."""
-    passes, plain = [0], gaussian.posterior_mean
+def counted() -> Iterator[list[int]]:
+    """Counts the windows that are conditioned by a Gaussian law: every forward pass of a denoiser does so once."""
+    passes, plain = [0], {law: law.condition for law in (GaussianSkip, LinearDynamics)}
 
-    def counting(y: torch.Tensor, context: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        passes[0] += len(y)
-        return plain(y, context, noise)
+    def counting(law: type) -> Callable[..., torch.Tensor]:
+        def condition(self: Any, y: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
+            passes[0] += len(y)
+            return plain[law](self, y, *args, **more)
 
-    gaussian.posterior_mean = counting  # type: ignore[method-assign]
+        return condition
+
     try:
+        for law in plain:
+            law.condition = counting(law)  # type: ignore[method-assign]
         yield passes
     finally:
-        del gaussian.posterior_mean
+        for law, condition in plain.items():
+            law.condition = condition  # type: ignore[method-assign]
 
 
 def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
@@ -279,12 +285,12 @@ def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     }
     if not large:
         ways["weighted, second order, 30 steps"] = ("weighted", Solver(30, 2))
-    with counted(skip) as passes:
+    with counted() as passes:
         plain = ff.score(filler.fill(test), truth).isel(variable=0)
     found: dict[str, Any] = {"normal law with v_std": {"crps": plain.crps.item(), "passes": passes[0]}}
     for name, (sampler, solver) in ways.items():
         begun = time.process_time()
-        with counted(skip) as passes:
+        with counted() as passes:
             filled = filler.fill(test, members=count, sampler=sampler, solver=solver)
         seconds = time.process_time() - begun
         scores = ff.score(filled, truth).isel(variable=0)

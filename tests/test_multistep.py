@@ -198,6 +198,21 @@ def test_the_exact_estimate_is_the_conditional_expectation_of_a_scaled_residual(
         assert (found[:, posterior.observed] == values.flatten(1)[:, posterior.observed]).all()
 
 
+def test_the_exact_estimate_takes_all_the_steps_it_needs() -> None:
+    """Its errors add up along the equation, so the few steps of a fill are not enough."""
+    posterior = Posterior.of(0)
+    values, observed, mean = windows_of(posterior, 3)
+    everywhere = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    hasty, patient = (
+        Exact(skip, SCHEDULE, values, observed, everywhere, mean, torch.ones_like(mean), skip.nugget)
+        for skip in (gaussian_skip(2), gaussian_skip(400))
+    )
+    for t in SCHEDULE.times(6, "snr"):
+        noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
+        x_t = (SCHEDULE.alpha(t) * values + SCHEDULE.sigma(t) * noise).float()
+        assert torch.allclose(hasty(t, x_t), patient(t, x_t), atol=1e-3)
+
+
 def test_conditional_draws_have_the_law_of_the_posterior() -> None:
     posterior, skip = Posterior.of(0), gaussian_skip(100)
     known = posterior.observed.view(1, *SHAPE)

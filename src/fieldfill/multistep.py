@@ -141,7 +141,9 @@ class Exact:
         y = (torch.where(self.known, self.x, x_t / alpha_t) - self.mean) / self.scale
         noise = torch.where(self.known, self.error, (sigma_t / (alpha_t * self.scale)).square())
         # The nugget is noise of the observations, which x_t does not have: the skip adds it, so it is taken off.
-        r = self.gaussian.condition(y, self.domain.expand_as(y), noise - self.gaussian.error_of(self.own), self.own)
+        noise = noise - self.gaussian.error_of(self.own)
+        # An error of one step of the equation is carried into the next: with few conjugate gradients members explode.
+        r = self.gaussian.condition(y, self.domain.expand_as(y), noise, self.own, thorough=True)
         return torch.where(self.known, self.x, self.mean + self.scale * r)
 
 

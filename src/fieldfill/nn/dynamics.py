@@ -115,8 +115,11 @@ class LinearDynamics(nn.Module):
         return self.nugget * (own.amplitude / self.unit).square()
 
     @torch.no_grad()
-    def condition(self, y: Tensor, context: Tensor, noise: Tensor, own: Dynamics) -> Tensor:
-        """E[x_0 | y = x_0 + e at the context cells], (B, C, T, H, W); the variance of e is ``noise`` and the nugget."""
+    def condition(self, y: Tensor, context: Tensor, noise: Tensor, own: Dynamics, thorough: bool = False) -> Tensor:
+        """E[x_0 | y = x_0 + e at the context cells], (B, C, T, H, W); the variance of e is ``noise`` and the nugget.
+
+        It is thorough in any case.
+        """
         filters = self._filters(own)
         unit = own.amplitude / self.unit
         weight = context.to(y.dtype) / (self.nugget + noise / unit.square())

@@ -40,6 +40,7 @@ MAX_RANK = 64  # of a factor; windows of more (variables · frames) keep the str
 MAX_FACTOR_BYTES = 2**28  # of a factor; a large window keeps fewer combinations
 MODES = 200  # complex modes that are solved exactly, 400 real functions
 BATCH_CELLS = 2**21  # cells of the realisations that are solved for together
+THOROUGH_STEPS, THOROUGH = 200, 1e-9  # conjugate gradients and their tolerance, where an error would add up
 QUIET = 1e-2  # variance of the noise, above which no equations can be told
 
 Law: TypeAlias = "GaussianSkip | LinearDynamics"
@@ -148,14 +149,17 @@ class GaussianSkip(nn.Module):
             yield self, left, None
 
     @torch.no_grad()
-    def condition(self, y: Tensor, context: Tensor, noise: Tensor, drift: Tensor | None = None) -> Tensor:
+    def condition(
+        self, y: Tensor, context: Tensor, noise: Tensor, drift: Tensor | None = None, thorough: bool = False
+    ) -> Tensor:
         """As `posterior_mean`, by this law alone, moving with ``drift`` (B, 2) or (1, 2).
 
-        One context for all samples (1, C, T, H, W), with one drift, saves most of the preparation.
+        One context for all samples (1, C, T, H, W), with one drift, saves most of the preparation. ``thorough`` takes
+        as many steps as it needs.
         """
         mask, noise = torch.broadcast_tensors(context.to(y.dtype), noise + self.nugget)
         turn = self._turn(drift)
-        return self.covary(self._solve(mask * y, mask, noise, drift, turn), turn)
+        return self.covary(self._solve(mask * y, mask, noise, drift, turn, thorough), turn)
 
     @torch.no_grad()
     def drifts(self, y: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,7 +287,15 @@ class GaussianSkip(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._operator = self._modes = None
 
-    def _solve(self, y: Tensor, mask: Tensor, noise: Tensor, drift: Tensor | None, turn: Tensor | None) -> Tensor:
+    def _solve(
+        self,
+        y: Tensor,
+        mask: Tensor,
+        noise: Tensor,
+        drift: Tensor | None,
+        turn: Tensor | None,
+        thorough: bool = False,
+    ) -> Tensor:
         """(P C P^T + D)⁻¹ y by preconditioned conjugate gradients, each sample with its own step lengths."""
         if self._modes is None:
             count = min(MODES, math.prod(self.shape) // 16)
@@ -293,8 +305,10 @@ class GaussianSkip(nn.Module):
         def operator(v: Tensor) -> Tensor:
             return mask * self.covary(v, turn) + noise * v
 
-        steps = self.steps // 2 if self.training else self.steps
-        return conjugate_gradients(operator, Deflation(modes, mask, noise), y, steps, self.tolerance)
+        steps, tolerance = self.steps // 2 if self.training else self.steps, self.tolerance
+        if thorough:
+            steps, tolerance = max(steps, THOROUGH_STEPS), min(tolerance, THOROUGH)
+        return conjugate_gradients(operator, Deflation(modes, mask, noise), y, steps, tolerance)
 
 
 def _turned(modes: Tensor, turn: Tensor) -> Tensor:
