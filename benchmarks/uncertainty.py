@@ -230,7 +230,8 @@ def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """Seconds of a fill with its standard deviation and of the mean alone, in turns."""
     model = filler.model_
     plain = build_denoiser(model.config.model_copy(update={"spread": False}), model.domain, model.grid.periodic, 0)
-    plain.skip = model.denoiser.skip
+    for name in ("skip", "transport", "local"):
+        setattr(plain, name, getattr(model.denoiser, name))
     record = open_record(data.test, model.variables, model.dims, model.domain.numpy())
     count = 1 if _is_large(data) else 8
     x, observed = Windows(record, model.normaliser, model.config.window).training([(s, 0) for s in range(count)])
