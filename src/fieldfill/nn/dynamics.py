@@ -8,7 +8,8 @@ with a matrix A(d) over the variables for each of the 3 x 3 neighbours d. Depth,
 window to window, so each window tells its own A: least squares over all cells that are observed, with their neighbours
 and the frame after. Noise of a known variance s² makes the sums of squares of N equations too large by N s², which
 would damp the waves more with every frame; it is taken off. What is then left undetermined stays as it is from frame to
-frame. A is clear if it leaves less than `CLEAR` of the change from frame to frame, noise apart.
+frame. A is clear if it leaves less than `CLEAR` of the change from frame to frame, noise apart, and if its own error is
+small: residuals of the variance l and u unknowns leave an error of l u / N a frame, T² times as much at the end.
 
 *The law.* The first frame is a Gaussian field with the covariance P_k in units of the window's own amplitudes, the
 others follow. With L_k the root of P_k, z white and e the error of the observations,
@@ -33,6 +34,7 @@ NEIGHBOURS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
 CLEAR = 0.1  # of the change from frame to frame that is left
 EQUATIONS = 2**16  # that are looked at
 ENOUGH = 10  # equations for each unknown
+SURE = 5e-3  # of the squared amplitude: the error of the last frame that comes from that of A
 LEAST_NOISE = 1e-9  # of the squared amplitude
 UNSURE = 0.1  # of the power of the noise, below which it determines nothing
 LARGE = 1e3  # entries of a step that rounding made
@@ -210,10 +212,11 @@ def _stencil(x: Tensor, mask: Tensor, noise: Tensor, torus: tuple[int, int]) -> 
     products[own] += torch.diag(len(frame) * noise) / scale[own]
     found = vectors @ ((values / (values**2 + UNSURE**2))[:, None] * (vectors.T @ products)) / scale
     left = (change - found.T @ before).square().mean(1)
+    unsure = frames**2 * left.mean() * unknowns / len(frame)
     found[own] += torch.eye(variables, dtype=found.dtype)
     left = left - noise - noise.repeat(len(NEIGHBOURS)) @ found.square()
     moved = change.square().mean(1) - 2 * noise
-    if moved.sum() < noise.sum() or not left.sum() < CLEAR * moved.sum():
+    if unsure > SURE or moved.sum() < noise.sum() or not left.sum() < CLEAR * moved.sum():
         return None
     return found.unflatten(0, (len(NEIGHBOURS), variables))
 
