@@ -157,9 +157,9 @@ def test_noisy_equations_must_be_many() -> None:
     first = torch.randn(2, *SHAPE[2:], generator=torch.Generator().manual_seed(2))
     law, x = law_of_frames(), evolve(first, turning() / 0.75, SHAPE[1])[None]
     observed = torch.ones_like(x, dtype=torch.bool)
-    y = x + 0.06 * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+    y = x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
     assert law.estimate(x, observed, NONE)[1].all()
-    assert not law.estimate(y, observed, torch.tensor(0.06**2))[1].any()
+    assert not law.estimate(y, observed, torch.tensor(0.1**2))[1].any()
 
 
 @pytest.mark.parametrize("what", ["noise", "still", "few"])

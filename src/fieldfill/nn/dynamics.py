@@ -9,7 +9,8 @@ window to window, so each window tells its own A: least squares over all cells t
 and the frame after. Noise of a known variance s² makes the sums of squares of N equations too large by N s², which
 would damp the waves more with every frame; it is taken off. What is then left undetermined stays as it is from frame to
 frame. A is clear if it leaves less than `CLEAR` of the change from frame to frame, noise apart, and if its own error is
-small: residuals of the variance l and u unknowns leave an error of l u / N a frame, T² times as much at the end.
+small: residuals of the variance l and u unknowns leave an error of l u / N a frame, T² times as much at the end. What
+is taken off is known the less well the fewer the equations are, so noisy windows need more of them, 2 u T.
 
 *The law.* The first frame is a Gaussian field with the covariance P_k in units of the window's own amplitudes, the
 others follow. With L_k the root of P_k, z white and e the error of the observations,
@@ -34,7 +35,8 @@ NEIGHBOURS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
 CLEAR = 0.1  # of the change from frame to frame that is left
 EQUATIONS = 2**16  # that are looked at
 ENOUGH = 10  # equations for each unknown
-SURE = 5e-3  # of the squared amplitude: the error of the last frame that comes from that of A
+NOISY_ENOUGH = 2  # for each unknown and frame, if there is noise
+SURE = 1.5e-2  # of the squared amplitude: the error of the last frame that comes from that of A
 LEAST_NOISE = 1e-9  # of the squared amplitude
 UNSURE = 0.1  # of the power of the noise, below which it determines nothing
 LARGE = 1e3  # entries of a step that rounding made
@@ -193,8 +195,8 @@ def _stencil(x: Tensor, mask: Tensor, noise: Tensor, torus: tuple[int, int]) -> 
     for row, column in NEIGHBOURS:
         whole &= torch.roll(seen[:-1], (-row, -column), (1, 2))
     frame, i, j = whole.nonzero(as_tuple=True)
-    unknowns = len(NEIGHBOURS) * variables
-    if len(frame) < ENOUGH * unknowns:
+    unknowns, noisy = len(NEIGHBOURS) * variables, bool((noise > LEAST_NOISE).any())
+    if len(frame) < unknowns * max(ENOUGH, NOISY_ENOUGH * frames * noisy):
         return None
     some = torch.linspace(0, len(frame) - 1, min(EQUATIONS, len(frame))).long()
     frame, i, j = frame[some], i[some], j[some]
