@@ -59,9 +59,6 @@ class Dynamics:
     steps: Tensor
     amplitude: Tensor
 
-    def __getitem__(self, rows: Tensor) -> "Dynamics":
-        return Dynamics(self.steps[rows], self.amplitude[rows])
-
 
 class LinearDynamics(nn.Module):
     """The law of windows that obey linear equations.
