@@ -287,6 +287,23 @@ def test_balanced_swaps_do_not_prefer_large_or_small_omissions() -> None:
     assert often.sum() == pytest.approx(1) and (often - 1 / 8).abs().max() < 0.03
 
 
+def test_balanced_swaps_hold_rare_large_omissions_as_often_as_random_ones() -> None:
+    """Contexts without two blocks are rare and err most; they are also a little more even."""
+    bank = torch.ones((20, 1, 1, 9, 9), dtype=torch.bool)
+    places = list(itertools.product((0, 3, 6), repeat=2))
+    for k in range(20):
+        for row, column in (places[k % 9], places[(k + 4) % 9])[: 1 if k < 18 else 2]:
+            bank[k, ..., row : row + 3, column : column + 3] = False
+    observed = bank[:1].repeat(1000, 1, 1, 1, 1)
+
+    def large(design: str) -> float:
+        contexts = MaskSwap(bank).contexts(observed, 5, seeded(3), design=design)
+        return float(((observed & ~contexts).flatten(2).sum(-1) > 9).float().mean())
+
+    assert 0.04 < large("random") < 0.12
+    assert large("balanced") == pytest.approx(large("random"), abs=0.012)
+
+
 def test_enumeration_lists_every_context_once() -> None:
     observed = BlockMask(3, 3, 5).sample((4, 1, 2, 9, 9), seeded())
     contexts = BlockPartition().contexts(observed, 8, seeded(), design="enumerated")

@@ -14,9 +14,10 @@ from fieldfill.errors import InputError
 __all__ = ["DESIGNS", "Partition"]
 
 DESIGNS = ("random", "balanced", "enumerated")
-POOL = 4  # random contexts drawn for each one of a balanced set, if they fit into POOL_CELLS
+POOL = 8  # random contexts drawn for each one of a balanced set, if they fit into POOL_CELLS
 POOL_CELLS = 2**25
-ALIKE = 0.05  # difference of the unevenness of two sets, of which random ones have 1, that does not count
+ALIKE = 0.2  # relative difference in left-out cells up to which one context may take the place of another
+EVEN = 0.05  # difference of the unevenness of two sets, of which random ones have 1, that does not count
 
 
 class Partition(abc.ABC):
@@ -81,34 +82,38 @@ class Partition(abc.ABC):
     def balance(self, observed: Tensor, count: int, keep: float | None, generator: Generator) -> Tensor:
         """Contexts that leave every observed cell out about equally often, (K, B, C, T, H, W).
 
-        Of a pool of random contexts those are taken, one after another, that together leave out the cells most
-        evenly; then each is exchanged for a better one if there is one.
+        A pool of random contexts gives their sizes, spread evenly over its own; each of these contexts is then
+        exchanged for another one of the pool that leaves out about as many cells and makes the set more even.
         """
         rows, cells = len(observed), observed[0].numel()
         pool = max(count, min(POOL * count, POOL_CELLS // (rows * cells)))
         trials = self.draw(observed.repeat(pool, 1, 1, 1, 1), keep, generator).view(pool, *observed.shape)
         left_out = (observed & ~trials).flatten(2)
-        chosen = torch.stack([_even_choice(left_out[:, b], int(observed[b].sum()), count) for b in range(rows)])
+        chosen = torch.stack([_even_choice(left_out[:, b], int(observed[b].sum()), count, generator) for b in range(rows)])
         return torch.stack([trials[chosen[:, k], torch.arange(rows)] for k in range(count)])
 
 
-def _even_choice(left_out: Tensor, cells: int, count: int) -> Tensor:
-    """Numbers (count,) of the rows of ``left_out`` (P, n) bool that together leave the cells out most evenly.
+def _even_choice(left_out: Tensor, cells: int, count: int, generator: Generator) -> Tensor:
+    """Numbers (count,) of rows of ``left_out`` (P, n) bool that together leave the cells out evenly.
 
-    With T omissions in total and Q the sum over cells of squared omissions, their variance over the cells is
-    (Q - T²/n)/n; it is compared with that of as many random omissions, T(1 - T/(K n))/n, so that large contexts
-    are not preferred. Where contexts share no omissions the larger of these are more even by a little. That is no
-    reason to leave out the same cells always, so the first of those that are about as good as the best is taken.
+    Contexts that leave out much err more, so balance must not change how many there are: the set begins with one row
+    of each ``count``-th part of the sizes, and a row gives way only to one of about its size. With T omissions in
+    total and Q the sum over cells of squared omissions, their variance over the cells is (Q - T²/n)/n; it is compared
+    with that of as many random omissions, T(1 - T/(K n))/n, so that small ones are not preferred. Where contexts
+    share no omissions the larger of these are more even by a little. That is no reason to leave out the same cells
+    always, so the first of those that are about as good as the best is taken.
     """
     flat = left_out.float()
     common, size = flat @ flat.T, flat.sum(1)
-    chosen: list[int] = []
+    quantiles = (torch.arange(count) + torch.rand((), generator=generator)) / count
+    chosen = size.argsort(stable=True)[(quantiles * len(size)).long()]
+    alike = (size - size[chosen, None]).abs() <= ALIKE * size[chosen, None]
     for k in [*range(count), *range(count)]:
-        others = torch.tensor(chosen[:k] + chosen[k + 1 :], dtype=torch.long)
-        among = len(others) + 1
+        others = torch.cat([chosen[:k], chosen[k + 1 :]])
         total = size[others].sum() + size
         squares = common[others][:, others].sum() + 2 * common[others].sum(0) + size
-        random = total * (1 - total / (among * max(cells, 1)))
+        random = total * (1 - total / (count * max(cells, 1)))
         unevenness = (squares - total**2 / max(cells, 1)) / random.clamp(min=1e-6)
-        chosen[k : k + 1] = [int((unevenness <= unevenness.min() + ALIKE).nonzero()[0])]
-    return torch.tensor(chosen)
+        unevenness = unevenness.masked_fill(~alike[k], torch.inf)
+        chosen[k] = (unevenness <= unevenness.min() + EVEN).nonzero()[0]
+    return chosen
