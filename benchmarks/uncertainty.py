@@ -1,6 +1,6 @@
 """Are the error bars honest, and what do realisations cost? On the trained models of the benchmark.
 
-    python benchmarks/uncertainty.py [--cases gaussian-cloud40:1.5,era5-pixel20:1.5] [--parts intervals,members]
+    python benchmarks/uncertainty.py [--cases gaussian-cloud40:1.5,era5-pixel20:1.5] [--parts intervals] [--seed 1]
     python benchmarks/uncertainty.py --figure docs/images/uncertainty.png
 
 A case is followed by the minutes of the training budget, which name the model in the cache; a model that is not there
@@ -338,17 +338,17 @@ def applies(part: str, case: str) -> bool:
     return (part == "guidance") == (CASES[case].data == "shallow-water")
 
 
-def measure(case: str, minutes: float, parts: list[str], threads: int, cache: Path) -> None:
-    todo = [part for part in parts if applies(part, case) and not row_path(case, part).exists()]
+def measure(case: str, minutes: float, parts: list[str], seed: int, threads: int, cache: Path) -> None:
+    todo = [part for part in parts if applies(part, case) and not row_path(case, part, seed).exists()]
     if not todo:
         return
     runner = Runner(RESULTS, SCALES["cpu"], cache, minutes, threads)
     torch.set_num_threads(threads)
-    data = runner._data(case, 0)
+    data = runner._data(case, seed)
     job = Job("uncertainty", case, "fieldfill", "fieldfill")
     changes = {"contexts": 0} if todo == ["guidance"] else {}  # which contexts are best does not matter there
     config = learnt("fieldfill", CASES[case], runner.scale, data.frames, minutes, changes)
-    filler, facts = runner._trained(job, config, data, 0)
+    filler, facts = runner._trained(job, config, data, seed)
     if STATED.intersection(todo):
         calibrated(filler, data)
     for part in todo:
@@ -357,7 +357,7 @@ def measure(case: str, minutes: float, parts: list[str], threads: int, cache: Pa
             "bench": "uncertainty",
             "case": case,
             "method": part,
-            "seed": 0,
+            "seed": seed,
             "scale": "cpu",
             "budget": {"minutes": minutes},
             "train_steps": facts["train_steps"],
@@ -366,12 +366,12 @@ def measure(case: str, minutes: float, parts: list[str], threads: int, cache: Pa
             "seconds": time.monotonic() - begun,
             **rows.provenance(threads),
         }
-        row_path(case, part).write_text(json.dumps(row, indent=1, default=float))
+        row_path(case, part, seed).write_text(json.dumps(row, indent=1, default=float))
         print(f"{case} {part}: {row['seconds']:.0f} s", flush=True)
 
 
-def row_path(case: str, part: str) -> Path:
-    return FOLDER / f"{case}__{part}__seed0.json"
+def row_path(case: str, part: str, seed: int) -> Path:
+    return FOLDER / f"{case}__{part}__seed{seed}.json"
 
 
 def draw(path: Path) -> None:
@@ -407,6 +407,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=CASES_MINUTES)
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cache", type=Path, default=default_cache(RESULTS))
     parser.add_argument("--figure", type=Path)
@@ -417,7 +418,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for named in options.cases.split(","):
         case, minutes = named.split(":")
-        measure(case, float(minutes), options.parts.split(","), options.threads, options.cache)
+        measure(case, float(minutes), options.parts.split(","), options.seed, options.threads, options.cache)
 
 
 if __name__ == "__main__":
