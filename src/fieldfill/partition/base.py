@@ -89,7 +89,8 @@ class Partition(abc.ABC):
         pool = max(count, min(POOL * count, POOL_CELLS // (rows * cells)))
         trials = self.draw(observed.repeat(pool, 1, 1, 1, 1), keep, generator).view(pool, *observed.shape)
         left_out = (observed & ~trials).flatten(2)
-        chosen = torch.stack([_even_choice(left_out[:, b], int(observed[b].sum()), count, generator) for b in range(rows)])
+        live = observed.flatten(1).sum(1).tolist()
+        chosen = torch.stack([_even_choice(left_out[:, b], live[b], count, generator) for b in range(rows)])
         return torch.stack([trials[chosen[:, k], torch.arange(rows)] for k in range(count)])
 
 
