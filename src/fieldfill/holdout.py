@@ -17,7 +17,7 @@ from fieldfill.windows import HoldOut, Windows
 
 __all__ = ["hold_out"]
 
-MIN_WINDOWS, MAX_WINDOWS = 12, 48
+MIN_WINDOWS, MAX_WINDOWS = 40, 48  # if there are four times as many; with 20 the intervals may be 2 points off
 FIRST_DONORS = 12  # of which the best begins
 MASK_BYTES = 2**27
 LEAST_HELD = 0.02  # of a window's observed cells
