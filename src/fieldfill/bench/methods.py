@@ -119,9 +119,8 @@ def learnt(
         validate_every=scale.validate_every,
         patience=10**6,  # the budget alone ends a training, so that it is the same for all
     )
-    settings = (
-        preset.model_dump() | {"window": 8 if case.record else frames, "training": training} | dict(scale.network)
-    )
+    window = 8 if case.record else frames if name == "fieldfill" else min(frames, scale.window)
+    settings = preset.model_dump() | {"window": window, "training": training} | dict(scale.network)
     if name != "fieldfill":
         settings |= {"spread": False, "climatology": False}
     settings |= _differences(name, case) | dict(changes)

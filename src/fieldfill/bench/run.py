@@ -131,7 +131,7 @@ class Runner:
                 filled = realise(filler, test.test, job.omega, STEPS[self.scale.name], seed)
         return {
             "metrics": _metrics(filled, test.truth),
-            "sizes": sizes,
+            "sizes": sizes | {"window": config.window},
             "budget": {"minutes": config.training.minutes, "steps": config.training.steps},
             **facts,
             "fill_seconds": clock.seconds,
