@@ -11,6 +11,7 @@ import numpy as np
 
 from fieldfill.bench import paper
 from fieldfill.bench.methods import CLASSICAL, METHODS
+from fieldfill.bench.rows import RIM
 from fieldfill.bench.summary import COLUMNS, Summary
 from fieldfill.bench.tables import growth
 
@@ -90,12 +91,16 @@ def _wrong_partition(found: Summary) -> Finding:
 
 
 def _empty_blocks(found: Summary) -> Finding:
+    """Judged behind the rim of a block, which any convolution interpolates a little from outside."""
     columns = [column for column in _columns(found, ("block",)) if column[1].startswith("navier-stokes")]
     out = []
     for bench, case in columns:
-        blank, mean = found.error(bench, case, "missdiff"), found.error(bench, case, "climatology")
+        blank, mean = (found.mean(bench, case, name, "mse_inside") for name in ("missdiff", "climatology"))
+        whole = found.ratio(bench, case, "missdiff", ("climatology",))
         if blank is not None and mean is not None:
-            out.append((case, blank >= NOT_BETTER * mean, f"{blank:.4f} against climatology {mean:.4f}"))
+            inside = blank.value / mean.value
+            numbers = f"{inside:.3f} × climatology more than {RIM:g} cells inside, {whole:.3f} × in the whole block"
+            out.append((case, inside >= NOT_BETTER, numbers))
     return _over(out)
 
 
@@ -256,7 +261,11 @@ def _growth(found: Summary) -> Finding:
 CLAIMS = [
     Claim("paper", "its method is the best of its table in every column", _paper_best),
     Claim("paper", "the wrong partition is worse than the right one in every block column", _wrong_partition),
-    Claim("paper", "MissDiff leaves the missing blocks of Navier–Stokes no better than climatology", _empty_blocks),
+    Claim(
+        "paper",
+        "MissDiff leaves the inside of missing blocks of Navier–Stokes no better than climatology",
+        _empty_blocks,
+    ),
     Claim("paper", "contexts of 50 to 90 % are better than all observed cells as context and query", _ratios),
     Claim("paper", "the error falls with the number of contexts as a + b / K", _ensemble),
     Claim("paper", "all observations as the context are worse than the mean over contexts", _context("paper")),

@@ -20,10 +20,12 @@ import xarray as xr
 
 from fieldfill.environment import versions
 from fieldfill.errors import InputError
-from fieldfill.metrics import score
+from fieldfill.metrics import score, score_by_distance
+from fieldfill.record import open_record
 
 __all__ = [
     "MEASURED",
+    "RIM",
     "Clock",
     "Row",
     "check_scale",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 MEASURED, UNAVAILABLE = "measured", "not available"
+RIM = 2.0  # cells from an observation up to which a gap has been seen, so to say, from outside
 Row = dict[str, Any]
 
 
@@ -113,9 +116,10 @@ def metrics(filled: xr.Dataset, truth: xr.Dataset) -> dict[str, Any]:
     """Scores on the missing cells; for several variables the mean over them, and each beside it.
 
     ``share_of_variance`` divides the error of each variable by the variance of the truth on its missing cells, which is
-    what a perfect climatology would leave.
+    what a perfect climatology would leave. ``mse_inside`` is the error more than `RIM` cells from any observation.
     """
     scores = score(filled, truth)
+    inside = score_by_distance(filled, truth, edges=(RIM, np.inf), periodic=open_record(truth).periodic).mse
     names = [str(name) for name in scores.variable.values]
     kept = ("mse", "rmse", "mae", "mse_all", "crps", "coverage90", "n")
     table: dict[str, dict[str, Any]] = {
@@ -129,6 +133,7 @@ def metrics(filled: xr.Dataset, truth: xr.Dataset) -> dict[str, Any]:
 
     return {
         "mse_missing": mean("mse"),
+        "mse_inside": _number(inside.mean()),
         "mse_all": mean("mse_all"),
         "variance_missing": mean("variance_missing"),
         "share_of_variance": float(np.mean([v["mse"] / v["variance_missing"] for v in table.values()])),
