@@ -13,7 +13,7 @@ from fieldfill import windows as module
 from fieldfill.errors import InputError
 from fieldfill.holdout import hold_out
 from fieldfill.record import open_record
-from fieldfill.windows import Ahead, Blend, Normaliser, Windows, blend_weights, cover
+from fieldfill.windows import Ahead, Blend, Normaliser, Windows, blend_weights, cover, fill_starts, frame_shares
 
 
 @given(length=st.integers(1, 12), extra=st.integers(0, 40), stride=st.integers(1, 12))
@@ -58,6 +58,22 @@ def test_weights_are_symmetric_and_positive(length) -> None:
         and np.allclose(weights, weights[::-1])
         and weights.argmax() in (length // 2, (length - 1) // 2)
     )
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_shares_of_frames_are_those_of_the_blend(length) -> None:
+    """Where one window fills a sample, its frames count alike; of long records the outer ones count less."""
+    assert np.allclose(frame_shares(length, length), 1)
+    frames = 20
+    starts, shares = fill_starts(frames, length), np.zeros(length)
+    for start in starts:  # blending a window of ones with others of zeros tells its share
+        blend = Blend(frames, length)
+        for other in starts:
+            blend.add(other, np.full((length, 1, 1), float(other == start)))
+        shares += blend.mean()[start : start + length, 0, 0] / len(starts)
+    assert np.allclose(frame_shares(frames, length), shares)
+    assert np.isclose(shares.sum() * len(starts), frames)
+    assert length < 3 or shares[0] < shares[length // 2]
 
 
 def test_normalising_there_and_back() -> None:

@@ -19,7 +19,7 @@ from fieldfill.reweight import matching_weights, places_in_gaps
 from fieldfill.sample import Ensemble, single_step
 from fieldfill.surroundings import surroundings
 from fieldfill.uncertainty import Calibration, HeldCells
-from fieldfill.windows import Windows, blend_weights
+from fieldfill.windows import Windows, frame_shares
 
 __all__ = ["calibrate", "choose_ensemble", "clear_scene", "held_cells", "missing_places"]
 
@@ -36,16 +36,16 @@ Places = tuple[np.ndarray, np.ndarray, np.ndarray]
 def missing_places(windows: Windows, generator: Generator) -> Places:
     """Distance, sparsity and prior weight (n,) of missing cells of the record, with all observations in place.
 
-    The prior is the weight of the cell's frame when overlapping windows are blended.
+    The prior is the share of the cell's frame in what is filled, where windows overlap.
     """
     domain = windows.record.domain[:, None]
-    blend = blend_weights(windows.length)[:, None, None]
+    shares = frame_shares(windows.record.shape[2], windows.length)[:, None, None]
     parts = []
     for place in windows.spread_out(SURVEYED, generator):
         observed = windows.at(*place)[1].numpy()
         missing = domain & ~observed
         distance, sparsity = places_in_gaps(observed, windows.record.periodic)
-        parts.append((distance[missing], sparsity[missing], np.broadcast_to(blend, missing.shape)[missing]))
+        parts.append((distance[missing], sparsity[missing], np.broadcast_to(shares, missing.shape)[missing]))
     distance, sparsity, prior = (np.concatenate(columns) for columns in zip(*parts))
     if len(distance) > MAX_PLACES:
         kept = torch.randperm(len(distance), generator=generator)[:MAX_PLACES].numpy()
@@ -96,7 +96,7 @@ def _estimated(
     window, variable, frame, _, _ = np.nonzero(chosen)
     raw = None if estimate.variance is None else np.sqrt(estimate.variance.numpy()[chosen]).astype(float)
     error = (estimate.mean - x).numpy()[chosen].astype(float)
-    prior = blend_weights(windows.length)[frame]
+    prior = frame_shares(windows.record.shape[2], windows.length)[frame]
     around = surroundings(estimate.mean, left, torch.from_numpy(windows.record.domain))[chosen]
     return HeldCells(error, raw, distance[chosen], sparsity[chosen], variable, window + first, prior, around)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fieldfill.errors import InputError
 from fieldfill.members import place_generator
 from fieldfill.model import Model
-from fieldfill.windows import Blend, Windows, cover
+from fieldfill.windows import Blend, Windows, fill_starts
 
 __all__ = ["Estimator", "estimates"]
 
@@ -54,7 +54,7 @@ def estimates(
     """
     windows = estimator.windows
     length, (samples, variables, frames, rows, columns) = windows.length, windows.record.shape
-    starts = cover(frames, length, max(1, length // 2))
+    starts = fill_starts(frames, length)
     places = [(sample, start) for sample in range(samples) for start in starts]
     step = max(1, min(BATCH, BATCH_CELLS // (variables * length * rows * columns)))
     if workers > 1:

@@ -27,7 +27,7 @@ from fieldfill.multistep import Exact, Expectation, Solver, Weighted, conditiona
 from fieldfill.nn import GaussianSkip
 from fieldfill.nn.gaussian import Law
 from fieldfill.sample import AT_ONCE, single_step
-from fieldfill.windows import Windows, cover
+from fieldfill.windows import Windows, fill_starts
 
 __all__ = ["SAMPLERS", "Sampling", "draw_members", "missing_cells", "place_generator"]
 
@@ -113,7 +113,7 @@ class _Walk:
         self.model, self.windows, self.sample, self.seed = model, windows, sample, seed
         self.skip = model.denoiser.skip
         self.length, (_, self.variables, self.frames, *self.grid) = windows.length, windows.record.shape
-        self.starts = cover(self.frames, self.length, max(1, self.length // 2))
+        self.starts = fill_starts(self.frames, self.length)
 
     def steps(self) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
         """Frames of each window, how many of them are drawn already, its values and observed cells (C, T, H, W)."""

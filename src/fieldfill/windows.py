@@ -16,7 +16,17 @@ from torch import Generator, Tensor
 from fieldfill.errors import InputError
 from fieldfill.record import IN_MEMORY_BYTES, Record
 
-__all__ = ["Ahead", "Blend", "HoldOut", "Normaliser", "Windows", "blend_weights", "cover"]
+__all__ = [
+    "Ahead",
+    "Blend",
+    "HoldOut",
+    "Normaliser",
+    "Windows",
+    "blend_weights",
+    "cover",
+    "fill_starts",
+    "frame_shares",
+]
 
 SLAB_CELLS = 2**23  # cells read at once
 T = TypeVar("T")
@@ -32,10 +42,24 @@ def cover(frames: int, length: int, stride: int) -> list[int]:
     return starts
 
 
+def fill_starts(frames: int, length: int) -> list[int]:
+    """Starts of the windows that fill a sample: each frame but the outer ones lies in two of them."""
+    return cover(frames, length, max(1, length // 2))
+
+
 def blend_weights(length: int) -> np.ndarray:
     """Weights (T,) of a window's frames in the blend: highest in the middle, where most context is, never zero."""
     centre = (length - 1) / 2
     return 1 - np.abs(np.arange(length) - centre) / (centre + 1)
+
+
+def frame_shares(frames: int, length: int) -> np.ndarray:
+    """Shares (T,) that the frames of a window have in what is filled, on average: 1 where no other window helps."""
+    weights, starts = blend_weights(length), fill_starts(frames, length)
+    total = np.zeros(frames)
+    for start in starts:
+        total[start : start + length] += weights
+    return np.mean([weights / total[start : start + length] for start in starts], axis=0)
 
 
 class Blend:
