@@ -20,7 +20,7 @@ __all__ = ["hold_out"]
 MIN_WINDOWS, MAX_WINDOWS = 40, 48  # if there are four times as many; with 20 the intervals may be 2 points off
 FIRST_DONORS = 12  # of which the best begins
 MASK_BYTES = 2**27
-LEAST_HELD = 0.02  # of a window's observed cells
+LEAST_HELD, LEAST_CELLS = 0.02, 96  # of a window's observed cells, and how many; of few cells a fifth is enough
 LEAST_LEFT = 0.5  # of the ordinary coverage
 
 
@@ -84,7 +84,8 @@ def _gaps_of_others(
     less than ``least`` is left, and only if enough stays hidden.
     """
     observed = _observed(windows, place)
-    enough = max(1, int(LEAST_HELD * observed.sum()))
+    seen = int(observed.sum())
+    enough = max(1, int(LEAST_HELD * seen), min(LEAST_CELLS, seen // 5))
     others = [places[i] for i in torch.randperm(len(places), generator=generator).tolist() if places[i] != place]
     first: Tensor | None = None
     off = float("inf")
