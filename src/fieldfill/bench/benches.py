@@ -110,24 +110,16 @@ def _optimum(scale: Scale) -> list[Job]:
 
 
 def _density(scale: Scale) -> list[Job]:
-    return [
-        Job(
-            "density",
-            name,
-            f"paper-on{round(100 * test.observed)}",
-            "paper",
-            test=test,
-            ensemble=_density_matched(CASES[name].observed, test.observed),
-        )
-        for name in NS
-        for test in map(CASES.__getitem__, NS)
-    ]
-
-
-def _density_matched(train: float, test: float) -> Ensemble | None:
-    """Contexts as dense as those of training; None where the test holds too few cells for that."""
-    share = train * KEEP / test
-    return Ensemble(10, keep=share, design="random") if share <= 1 else None
+    """Contexts as dense as those of training, where the test holds enough cells for that."""
+    jobs = []
+    for name in NS:
+        for test in map(CASES.__getitem__, NS):
+            share = CASES[name].observed * KEEP / test.observed
+            if share <= 1:
+                ensemble = Ensemble(10, keep=share, design="random")
+                method = f"paper-on{round(100 * test.observed)}"
+                jobs.append(Job("density", name, method, "paper", test=test, ensemble=ensemble))
+    return jobs
 
 
 def _context(scale: Scale) -> list[Job]:

@@ -120,8 +120,6 @@ class Runner:
             chosen = classical(job.trained, case, self.scale, data.domain)
             return self._classical(chosen.method, chosen.fit_samples, chosen.fill_cells, data, sizes)
         config = learnt(job.trained, case, self.scale, data.frames, self.minutes, dict(job.changes))
-        if job.test is not None and job.ensemble is None:
-            raise Unavailable("the test data hold fewer cells than a training context")
         filler, facts = self._trained(job, config, data, seed)
         use_ensemble(filler, job.ensemble or ensemble_of(job.trained, config))
         with rows.clocked() as clock:
