@@ -284,6 +284,15 @@ def test_seeds_are_averaged_and_their_spread_is_told() -> None:
     assert table is not None and "0.3000 ± 0.1414 (1.00; 1.85)" in table.markdown()
 
 
+def test_methods_are_compared_on_the_seeds_that_all_of_them_have() -> None:
+    """Another seed has other gaps: one method's row of it must not enter a comparison."""
+    case = ("main", "navier-stokes-pixel80")
+    first, second = made_up({(*case, "telea"): 0.2, (*case, "oi"): 0.1}), made_up({(*case, "oi"): 0.4}, seed=1)
+    both = Summary([*first.rows, *second.rows])
+    assert both.error(*case, "oi") == 0.1 and both.ratio(*case, "telea", ("oi",)) == pytest.approx(2)
+    assert [row["seed"] for row in both.further] == [1] and "Further seeds" in results_page(both)
+
+
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.3])
 def test_the_slope_of_a_power_law_is_its_exponent(power: float) -> None:
     cells = [32**2, 64**2, 128**2]

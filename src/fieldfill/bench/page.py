@@ -20,7 +20,26 @@ def results_page(found: Summary) -> str:
     """Markdown; the same rows give the same page."""
     tables = [table for name in BENCHES if (table := make_table(found, name)) is not None]
     parts = [HEAD, _costs(found), "## Statements", _claims(found), "## Ratios", ratios(found).markdown(), "## Tables"]
+    if found.further:
+        tables.append(_further(found))
     return "\n\n".join(part.strip() for part in [*parts, *(table.markdown() for table in tables)]) + "\n"
+
+
+def _further(found: Summary) -> Table:
+    """Rows of seeds that not all methods of a column have."""
+    lines = [
+        (
+            row["bench"],
+            row["case"],
+            f"`{row['method']}`",
+            str(row["seed"]),
+            _number(row["metrics"]["share_of_variance"]),
+        )
+        for row in found.further
+        if "share_of_variance" in row["metrics"]
+    ]
+    legend = "MSE on missing cells / variance of the truth there. Not among the columns above."
+    return Table("Further seeds", legend, ("bench", "case", "method", "seed", "error"), tuple(lines))
 
 
 def _costs(found: Summary) -> str:

@@ -36,10 +36,17 @@ class Mean:
 
 
 class Summary:
-    """All measured rows, looked up by bench, case and method. The error is the share of the variance."""
+    """Measured rows, looked up by bench, case and method. The error is the share of the variance.
+
+    Seeds differ in their gaps, so a column is told of the seeds that all of its methods have; `further` are the rows of
+    other seeds.
+    """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = [row for row in rows if row["status"] == MEASURED]
+        measured = [row for row in rows if row["status"] == MEASURED]
+        shared = _shared_seeds(measured)
+        self.rows = [row for row in measured if row["seed"] in shared[row["bench"], row["case"]]]
+        self.further = [row for row in measured if row["seed"] not in shared[row["bench"], row["case"]]]
         self._found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
         for row in self.rows:
             self._found[row["bench"], row["case"], row["method"]].append(row)
@@ -90,3 +97,14 @@ class Summary:
         values = [row["paper"]["value"] for row in self._found.get((bench, case, method), [])]
         best = paper.best_classical(case)
         return None if best is None or not values or values[0] is None else values[0] / best
+
+
+def _shared_seeds(rows: list[Row]) -> dict[tuple[str, str], set[int]]:
+    """The seeds that all methods of a bench and case have; the lowest one if they have none in common."""
+    seeds: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for row in rows:
+        seeds[row["bench"], row["case"]][row["method"]].add(row["seed"])
+    return {
+        column: set.intersection(*methods.values()) or {min(set.union(*methods.values()))}
+        for column, methods in seeds.items()
+    }
