@@ -17,7 +17,8 @@ from fieldfill.windows import HoldOut, Windows
 
 __all__ = ["hold_out"]
 
-MIN_WINDOWS, MAX_WINDOWS = 40, 48  # if there are four times as many; with 20 the intervals may be 2 points off
+MIN_WINDOWS, MAX_WINDOWS = 12, 48  # if there are four times as many
+CALIBRATED = 40  # windows that make intervals sure to about a point, if there are five times as many
 FIRST_DONORS = 12  # of which the best begins
 MASK_BYTES = 2**27
 LEAST_HELD, LEAST_CELLS = 0.02, 96  # of a window's observed cells, and how many; of few cells a fifth is enough
@@ -33,7 +34,7 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     _, variables, _, rows, columns = windows.record.shape
     cells = variables * windows.length * rows * columns
     places = windows.spread_out(256, generator)
-    few = min(MIN_WINDOWS, len(places) // 4)
+    few = max(min(MIN_WINDOWS, len(places) // 4), min(CALIBRATED, len(places) // 5))
     wanted = max(1, min(max(few, round(share * len(places))), MAX_WINDOWS, MASK_BYTES // cells))
     coverage = {place: _observed(windows, place).float().mean().item() for place in places}
     typical = _typical(list(coverage.values()), float(windows.record.domain.mean()))
