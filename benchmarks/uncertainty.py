@@ -87,8 +87,6 @@ def calibrated(filler: ff.Filler, data: Data) -> None:
 def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """Coverage and CRPS of what users get, and of what they would get otherwise."""
     model, windows = filler.model_, training_windows(filler, data)
-    if CASES[case].data in MORE:
-        data = more_tests(case, model.seed)
     record = windows.record
     clear = clear_scene(model.denoiser, model.partition, windows, model.ensemble, stream(0, "choice"))
     found = {}
@@ -101,10 +99,13 @@ def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     return found
 
 
-def more_tests(case: str, seed: int) -> Data:
-    """The case with more test samples than a row of the benchmark has."""
+def more_tests(case: str, data: Data, seed: int, cache: Path) -> Data:
+    """The data with more test samples than a row of the benchmark has, where few of them say little."""
     few, kind = SCALES["cpu"], CASES[case].data
-    return load(CASES[case], replace(few, name="tests", samples={kind: (1, MORE[kind])}), seed, default_cache(RESULTS))
+    if kind not in MORE:
+        return data
+    more = load(CASES[case], replace(few, name="tests", samples={kind: (1, MORE[kind])}), seed, cache)
+    return replace(data, test=more.test, truth=more.truth)
 
 
 @contextmanager
@@ -371,6 +372,7 @@ def measure(case: str, minutes: float, parts: list[str], seed: int, threads: int
         calibrated(filler, data)
     for part in todo:
         begun = time.monotonic()
+        judged = more_tests(case, data, seed, cache) if part == "intervals" else data
         row = {
             "bench": "uncertainty",
             "case": case,
@@ -380,7 +382,7 @@ def measure(case: str, minutes: float, parts: list[str], seed: int, threads: int
             "budget": {"minutes": minutes},
             "train_steps": facts["train_steps"],
             "ensemble": str(filler.model_.ensemble),
-            "metrics": PARTS[part](filler, data, case),
+            "metrics": PARTS[part](filler, judged, case),
             "seconds": time.monotonic() - begun,
             **rows.provenance(threads),
         }

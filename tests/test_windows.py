@@ -5,13 +5,15 @@ import threading
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import gappy_dataset
 from fieldfill import windows as module
+from fieldfill.calibrate import missing_places
 from fieldfill.errors import InputError
-from fieldfill.holdout import hold_out
+from fieldfill.holdout import CALIBRATED, LEAST_CELLS, LEAST_HELD, hold_out
 from fieldfill.record import open_record
 from fieldfill.windows import Ahead, Blend, Normaliser, Windows, blend_weights, cover, fill_starts, frame_shares
 
@@ -112,6 +114,30 @@ def test_held_out_cells_lie_under_the_gaps_of_another_window(windows) -> None:
         observed = windows.at(*place)[1]
         # All of it under one other window's gaps: these alone, or what they share with the gaps of more windows.
         assert mask.any() and any((mask & ~gap).sum() == 0 for gap in gaps if not torch.equal(gap, domain & ~observed))
+
+
+def pixels(frames: int, length: int) -> Windows:
+    """200 samples of 16 x 16 cells, 30 % of the cells of each observed throughout."""
+    generator = np.random.default_rng(0)
+    seen = generator.random((200, 1, 16, 16)) < 0.3
+    values = np.where(seen, generator.normal(size=(200, frames, 16, 16)), np.nan)
+    record = open_record(xr.Dataset({"z": (("sample", "time", "y", "x"), values)}))
+    return Windows(record, Normaliser(record.mean, record.std), length)
+
+
+def test_enough_windows_and_cells_are_held_out_to_calibrate_with() -> None:
+    windows = pixels(2, 2)
+    held = hold_out(windows, 0.1, torch.Generator().manual_seed(0))
+    assert len(held.places) == CALIBRATED > 0.1 * 200
+    for place, mask in zip(held.places, held.masks):
+        seen = int(windows.at(*place)[1].sum())
+        assert mask.sum() >= min(LEAST_CELLS, seen // 5) > LEAST_HELD * seen
+
+
+def test_missing_cells_count_by_the_share_of_their_frame() -> None:
+    """Alike where one window fills a sample, less at the ends of windows that overlap."""
+    alone, joined = (missing_places(pixels(n, 4), torch.Generator().manual_seed(0))[2] for n in (4, 12))
+    assert np.allclose(alone, 1) and set(joined.round(6)) == set(frame_shares(12, 4).round(6)) and joined.min() < 0.7
 
 
 def test_identical_gaps_everywhere_are_held_out_by_whole_cells() -> None:

@@ -17,8 +17,8 @@ from fieldfill.windows import HoldOut, Windows
 
 __all__ = ["hold_out"]
 
-MIN_WINDOWS, MAX_WINDOWS = 12, 48  # if there are four times as many
-CALIBRATED = 40  # windows that make intervals sure to about a point, if there are five times as many
+MIN_WINDOWS, MAX_WINDOWS = 12, 48  # the least if there are four times as many
+CALIBRATED = 40  # windows that make intervals sure to a point or two, if there are five times as many
 FIRST_DONORS = 12  # of which the best begins
 MASK_BYTES = 2**27
 LEAST_HELD, LEAST_CELLS = 0.02, 96  # of a window's observed cells, and how many; of few cells a fifth is enough

@@ -27,7 +27,7 @@ from fieldfill.holdout import hold_out
 from fieldfill.nn import GaussianSkip
 from fieldfill.record import open_record
 from fieldfill.seeds import stream
-from fieldfill.windows import Blend, Normaliser, Windows, cover
+from fieldfill.windows import Blend, Normaliser, Windows, cover, fill_starts
 
 __all__ = ["OptimalInterpolation"]
 
@@ -116,7 +116,7 @@ class OptimalInterpolation(Baseline):
         means, spreads = Blend(frames, length), Blend(frames, length)
         # Neighbouring windows make almost the same error: one variance for each frame is enough.
         once = set(cover(frames, length, length))
-        starts = sorted(once | set(cover(frames, length, max(1, length // 2))))
+        starts = sorted(once | set(fill_starts(frames, length)))
         batch = max(1, BATCH_CELLS // x[:, :length].numel())
         for group in (once, set(starts) - once):
             chosen = sorted(group)
