@@ -7,8 +7,8 @@ A case is followed by the minutes of the training budget, which name the model i
 is trained, one that is there is calibrated anew. One JSON per case and part goes to benchmarks/results/uncertainty;
 existing ones are kept. Measured on test samples with known truth, at cells that were missing:
 
-* intervals: coverage of 50 % and 90 % intervals, overall and by distance to an observation, and CRPS – calibrated, as
-  the network says, and calibrated on clear scenes as other tools do;
+* intervals: coverage of 50 % and 90 % intervals, overall and by distance to an observation, and CRPS – calibrated, by
+  v_std and by v_quantile; as the network says, and calibrated on clear scenes as other tools do;
 * baselines: CRPS of the climatology and of the EOF fill with its own error;
 * contexts: error of balanced and random contexts; on 3 x 3 blocks also of all distinct ones;
 * cost: what v_std adds to a fill, in processor time;
@@ -65,7 +65,9 @@ CASES_MINUTES = (
     "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
     "shallow-water-block8of9:1.5"
 )
+COLOURS = {"quantiles": "C2", "calibrated": "C0", "as the network says": "C1", "clear scenes": "C3"}
 LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
+QUANTILES = sorted((1 + sign * level) / 2 for level in LEVELS for sign in (-1, 1))
 
 
 def training_windows(filler: ff.Filler, data: Data) -> Windows:
@@ -94,7 +96,8 @@ def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
         for name, spread in {"calibrated": model.spread, "as the network says": _raw, "clear scenes": clear}.items():
             filler.model_ = replace(model, spread=spread)
             found[name] = _judged(filler.fill(data.test), data.truth, record.periodic)
-    filler.model_ = model
+        filler.model_ = model
+        found["quantiles"] = _judged(filler.fill(data.test, quantiles=QUANTILES), data.truth, record.periodic)
     found["held-out cells"] = model.spread.summary
     return found
 
@@ -395,7 +398,7 @@ def row_path(case: str, part: str, seed: int) -> Path:
 
 
 def draw(path: Path) -> None:
-    """Reliability of the three calibrations, and coverage by distance, one column a case."""
+    """Reliability of the calibrations, and coverage by distance, one column a case."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -405,7 +408,7 @@ def draw(path: Path) -> None:
     figure, axes = plt.subplots(2, len(found), figsize=(2.7 * len(found), 5.2), layout="constrained", squeeze=False)
     for (above, below), row in zip(axes.T, found):
         above.plot([0, 1], [0, 1], color="0.6", lw=1)
-        for name, colour in (("calibrated", "C0"), ("as the network says", "C1"), ("clear scenes", "C3")):
+        for name, colour in COLOURS.items():
             result = row["metrics"][name]
             above.plot(LEVELS, result["reliability"], "o-", ms=3, color=colour, label=name)
             cells = np.array(result["by_distance"]["n"]) >= 200

@@ -59,8 +59,8 @@ def test_a_filled_file_is_the_same_file_with_the_holes_filled(files, tmp_path, s
     assert out.sst_flag.attrs["flag_meanings"].split()[0] == "observed"
 
 
-def test_members_and_the_budget_are_added_on_request(files, tmp_path) -> None:
-    options = ["--members", "2", "--budget", "--json"]
+def test_members_quantiles_and_the_budget_are_added_on_request(files, tmp_path) -> None:
+    options = ["--members", "2", "--budget", "--quantiles", "0.05, 0.95", "--json"]
     result = json.loads(run("fill", files / "m.ff", files / "gappy.nc", "-o", tmp_path / "out.nc", *options).stdout)
     out, ds = ff.open_dataset(tmp_path / "out.nc").load(), ff.open_dataset(files / "gappy.nc").load()
     seen = np.isfinite(ds.sst.values)
@@ -68,6 +68,8 @@ def test_members_and_the_budget_are_added_on_request(files, tmp_path) -> None:
     assert all(np.array_equal(member[seen], ds.sst.values[seen]) for member in out.sst_members.values)
     assert np.isfinite(out.sst_members.values[:, out.sst_flag.values == 1]).all()
     assert sum(result["budget"]["sst"].values()) == pytest.approx(1)
+    low, high = (out.sst_quantile.sel(quantile=p).values for p in (0.05, 0.95))
+    assert np.array_equal(low < high, out.sst_flag.values == 1) and np.array_equal(low[seen], ds.sst.values[seen])
 
 
 def test_score_prints_the_contract(files) -> None:
@@ -192,6 +194,8 @@ BAD = {
     "unknown input": ["fit", "gappy.nc", "-o", "x.ff", "--window", "4", "--partition", "swap", "--inputs", "depth"],
     "unknown sampler": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--members", "2", "--sampler", "best"],
     "unknown order": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--members", "2", "--order", "3"],
+    "no probability": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--quantiles", "0.05,95"],
+    "no number": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--quantiles", "some"],
     "no weight": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--guidance", "much"],
     "no equation": ["fill", "m.ff", "gappy.nc", "-o", "x.nc", "--guidance", "auto"],
     "unknown option": ["fit", "gappy.nc", "-o", "x.ff", "--quick"],

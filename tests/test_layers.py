@@ -21,6 +21,7 @@ LAYERS = [
         "holdout",
         "reweight",
         "surroundings",
+        "tails",
         "uncertainty",
         "budget",
         "climatology",

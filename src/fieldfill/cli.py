@@ -59,11 +59,11 @@ def _dims(text: str | None) -> tuple[str, str, str] | None:
     return names[0], names[1], names[2]
 
 
-def _number(text: str, option: str) -> float:
+def _number(text: str, option: str, other: str = "") -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{option} {text!r} must be a number or 'auto'") from None
+        raise InputError(f"{option} {text!r} must be a number{other}") from None
 
 
 def _say(result: dict[str, Any], text: str, as_json: bool) -> None:
@@ -198,6 +198,9 @@ def fill(
         str, typer.Option("--guidance", help="Weight of the equation of simulated data, or auto.")
     ] = "0",
     budget: Annotated[bool, typer.Option("--budget", help="Add where the error of each cell comes from.")] = False,
+    quantiles: Annotated[
+        str | None, typer.Option("--quantiles", help="Probabilities of quantiles to add: 0.05,0.95.")
+    ] = None,
     workers: Annotated[int, typer.Option("--workers", help="Processes that share the windows.")] = 1,
     seed: Annotated[int | None, typer.Option("--seed", help="Default: the model's.")] = None,
     overwrite: Overwrite = False,
@@ -212,9 +215,12 @@ def fill(
     check_output(output, overwrite)
     filler = ff.load(model)
     solver = Solver(order=order) if solver_steps is None else Solver(steps=solver_steps, order=order)
-    weight = guidance if guidance == "auto" else _number(guidance, "--guidance")
+    weight = guidance if guidance == "auto" else _number(guidance, "--guidance", " or 'auto'")
+    wanted = [_number(text, "--quantiles") for text in _names(quantiles) or ()]
     with counting_bar("filling") as report:
-        filled = filler.fill(open_dataset(data), members, seed, report, sampler, solver, weight, budget, workers)
+        filled = filler.fill(
+            open_dataset(data), members, seed, report, sampler, solver, weight, budget, workers, wanted
+        )
     save_dataset(filled, output, overwrite)
     counts = {
         name: {kind: int((filled[f"{name}_flag"].values == flag).sum()) for kind, flag in FLAGS.items()}

@@ -181,6 +181,7 @@ class Filler:
         guidance: float | str = 0.0,
         budget: bool = False,
         workers: int = 1,
+        quantiles: Sequence[float] = (),
     ) -> xr.Dataset:
         """Fills ``ds``; for each variable v the result also has v_std (0 where observed) and v_flag.
 
@@ -201,6 +202,9 @@ class Filler:
             Processes that share the windows. A script that asks for several needs the usual
             ``if __name__ == "__main__":``; each holds a copy of the model and, unless they are read from a file on
             demand, of the data. Members are drawn by this process.
+        quantiles
+            Probabilities, such as 0.05 and 0.95 for the interval that holds 90 % of the truth; v_quantile has them
+            along a leading dimension. They know how much heavier than normal the tails of errors are.
         """
         if not hasattr(self, "model_"):
             raise InputError("this Filler has not learnt anything yet; call fit(ds) first, or fieldfill.load(path)")
@@ -208,6 +212,9 @@ class Filler:
             raise InputError(f"members={members}; give 0 or more")
         if workers < 1:
             raise InputError(f"workers={workers}; give 1 or more")
+        wrong = [p for p in quantiles if not 0 < p < 1]
+        if wrong:
+            raise InputError(f"the quantile {wrong[0]:g} is no probability between 0 and 1, such as 0.05 or 0.95")
         model, seed = self.model_, self.seed if seed is None else seed
         default = "conditional" if isinstance(model.denoiser.skip, GaussianSkip) else "weighted"
         sampling = Sampling(sampler or default, solver or Solver())
@@ -237,7 +244,8 @@ class Filler:
         )
         unsupported = model.unsupported.numpy()[None, :, None]
         named = None if parts is None else dict(zip(PARTS, parts))
-        return _without_season(record.to_dataset(filled, std, unsupported, drawn, named, history=history))
+        steps = {float(p): model.spread.steps(p) for p in sorted(quantiles)}
+        return _without_season(record.to_dataset(filled, std, unsupported, drawn, named, steps, history))
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Writes the fitted model to a directory of safetensors and JSON, which cannot run code when it is read."""

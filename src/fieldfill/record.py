@@ -22,7 +22,7 @@ __all__ = ["FLAGS", "Record", "open_record"]
 
 FLAGS = {"observed": 0, "filled": 1, "filled_without_support": 2, "outside_domain": 3}
 IN_MEMORY_BYTES = 2**30  # records up to this size are kept in memory, larger ones are read window by window
-DERIVED = ("_std", "_flag", "_members", "_budget")
+DERIVED = ("_std", "_flag", "_members", "_quantile", "_budget")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Record:
         unsupported: np.ndarray | None = None,
         members: np.ndarray | None = None,
         budget: Mapping[str, np.ndarray] | None = None,
+        quantiles: Mapping[float, np.ndarray] | None = None,
         history: str | None = None,
     ) -> xr.Dataset:
         """Puts filled values into the gaps of the original data set; everything that was there stays.
@@ -107,6 +108,8 @@ class Record:
             (S, N, C, T, H, W) realisations.
         budget
             parts of the variance by name, each (S, C, T, H, W).
+        quantiles
+            by probability, how many ``std`` (C,) each of them lies above the filled value.
         """
         out = self.ds.copy()
         if unsupported is None:
@@ -119,11 +122,17 @@ class Record:
             inside = np.broadcast_to(self.domain[c], values.shape)
             observed = np.isfinite(values) & inside
             place = _Placer(canonical, original)
-            out[name] = place(np.where(observed, values, np.where(inside, filled[:, c], np.nan)).astype(values.dtype))
+            complete = np.where(observed, values, np.where(inside, filled[:, c], np.nan)).astype(values.dtype)
+            out[name] = place(complete)
             out[name].attrs, out[name].encoding = original.attrs, original.encoding
             if std is not None:
                 spread = np.where(inside, np.where(observed, 0, std[:, c]), np.nan).astype(np.float32)
                 out[f"{name}_std"] = place(spread, _std_attrs(name, original.attrs))
+                if quantiles:
+                    ends = [(complete + steps[c] * spread).astype(values.dtype) for steps in quantiles.values()]
+                    out[f"{name}_quantile"] = xr.concat([place(end) for end in ends], dim="quantile").assign_attrs(
+                        {"long_name": f"quantiles of {name}; the value itself where observed"} | _units(original.attrs)
+                    )
             flag = np.where(unsupported[:, c], FLAGS["filled_without_support"], FLAGS["filled"])
             flag = np.where(inside, np.where(observed, FLAGS["observed"], flag), FLAGS["outside_domain"])
             out[f"{name}_flag"] = place(flag.astype(np.int8), _flag_attrs(name, original.attrs))
@@ -138,6 +147,9 @@ class Record:
                 stacked = xr.concat([place(part.astype(np.float32)) for part in parts], dim="part")
                 stacked.attrs = {"long_name": f"parts of the variance of the filled {name}"}
                 out[f"{name}_budget"] = stacked
+        if quantiles:
+            named = {"long_name": "probability that the truth is not above", "units": "1"}
+            out = out.assign_coords(quantile=("quantile", list(quantiles), named))
         if budget is not None:
             out = out.assign_coords(part=("part", list(budget)))
         if members is not None:

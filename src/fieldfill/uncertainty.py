@@ -9,7 +9,8 @@ surrounds the cell (`fieldfill.surroundings`). It is stated as
 with the weighted quantiles q of |error| / s of the held-out cells near d, each counted as often as cells like it are
 missing (`fieldfill.reweight`). If errors over s are normal, both quantiles say the same, and 90 % of the truth lies
 within 1.645 std and 50 % within 0.674 std. If they have heavier tails no factor does both; the exponents share the miss
-in proportion to what is tolerated, 3 points at 90 % and 5 at 50 %, and f keeps at least 88 %.
+in proportion to what is tolerated, 3 points at 90 % and 5 at 50 %, and f keeps at least 88 %. The law of |error| / std
+is kept beside it (`fieldfill.tails`) and gives quantiles that are right at every level.
 
 The quantiles of few windows are noisy: factors are drawn towards a common one, and all of them are raised until windows
 that did not take part are covered as well. Beyond the farthest held-out cell nothing is known: there the std grows to
@@ -25,8 +26,9 @@ from scipy.special import ndtri
 
 from fieldfill.reweight import FAR, effective_count
 from fieldfill.surroundings import LocalScale
+from fieldfill.tails import LEVELS, SHRINK, Tails, weighted_quantile
 
-__all__ = ["LEVELS", "Calibration", "DistanceSpread", "HeldCells"]
+__all__ = ["Calibration", "DistanceSpread", "HeldCells"]
 
 MIN_CELLS = 50  # a mean over fewer held-out cells is not trusted
 CLIMATOLOGY = 1.0  # unitless fields have variance 1
@@ -37,9 +39,7 @@ FOLDS, KNOTS = 8, 6
 # points.
 OUTER, INNER = (0.9, 0.64), (0.5, 0.36)
 KEPT = 0.88  # that the interval of 90 % holds at least
-SHRINK = 10.0  # so many windows that a common factor is worth
 LOCAL = "local."  # begins the names of the local correction's arrays
-LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,8 @@ class Calibration:
         reliability of the held-out cells and how much evidence there was; JSON.
     local
         correction of the raw standard deviation by what surrounds a cell, or None.
+    tails
+        the law of |error| over the stated standard deviation; None is the normal law.
     """
 
     distances: np.ndarray
@@ -139,6 +141,7 @@ class Calibration:
     spread: DistanceSpread | None
     summary: dict[str, Any] = field(default_factory=dict)
     local: LocalScale | None = None
+    tails: Tails | None = None
 
     def __call__(self, raw: np.ndarray | None, distance: np.ndarray, around: np.ndarray | None = None) -> np.ndarray:
         """Standard deviation (..., C, T, H, W) from the raw one, if there is one, the distance and the surroundings.
@@ -153,6 +156,10 @@ class Calibration:
             raws = self._corrected(None if raw is None else raw[here], distance[here], own, c)
             out[here] = self._stated(raws, distance[here], c)
         return out
+
+    def steps(self, probability: float) -> np.ndarray:
+        """Stated standard deviations (C,) from the filled value of each variable to a quantile of the truth."""
+        return (self.tails or Tails.normal(len(self.factors))).at(probability)
 
     def _corrected(
         self, raw: np.ndarray | None, distance: np.ndarray, around: np.ndarray | None, variable: int
@@ -192,7 +199,8 @@ class Calibration:
             fitted = replace(fitted, factors=fitted.factors * raised)
             scores = scores / raised
         raws = np.abs(cells.error) / replace(fitted, local=None)._raw(cells)
-        return replace(fitted, summary=_summary(cells, scores, raws, fitted))
+        tails = Tails.fit(scores, cells.weight, cells.variable, cells.window, variables)
+        return replace(fitted, summary=_summary(cells, scores, raws, fitted), tails=tails)
 
     @classmethod
     def _plain(cls, cells: HeldCells, variables: int, by_distance: bool, ridge: float | None = None) -> "Calibration":
@@ -236,6 +244,8 @@ class Calibration:
             out |= {"spread.distances": self.spread.distances, "spread.spreads": self.spread.spreads}
         if self.local is not None:
             out |= {f"{LOCAL}{name}": value for name, value in self.local.arrays().items()}
+        if self.tails is not None:
+            out["tails"] = self.tails.quantiles
         return out
 
     @classmethod
@@ -245,7 +255,8 @@ class Calibration:
             spread = DistanceSpread(arrays["spread.distances"], arrays["spread.spreads"])
         parts = {name.removeprefix(LOCAL): value for name, value in arrays.items() if name.startswith(LOCAL)}
         local = LocalScale.of(parts) if parts else None
-        return cls(arrays["distances"], arrays["factors"], float(arrays["reach"][0]), spread, summary, local)
+        tails = Tails(arrays["tails"]) if "tails" in arrays else None
+        return cls(arrays["distances"], arrays["factors"], float(arrays["reach"][0]), spread, summary, local, tails)
 
 
 def _summary(cells: HeldCells, scores: np.ndarray, raws: np.ndarray, fitted: Calibration) -> dict[str, Any]:
@@ -276,19 +287,12 @@ def _summary(cells: HeldCells, scores: np.ndarray, raws: np.ndarray, fitted: Cal
 def _factor(ratio: np.ndarray, weight: np.ndarray) -> float:
     """What makes intervals of |error| / std as right as possible at both levels."""
     shared = sum(exponent * np.log(_over_normal(ratio, weight, level)) for level, exponent in (OUTER, INNER))
-    return max(float(np.exp(shared)), _quantile(ratio, weight, KEPT) / float(ndtri((1 + OUTER[0]) / 2)))
+    return float(max(np.exp(shared), weighted_quantile(ratio, weight, KEPT) / ndtri((1 + OUTER[0]) / 2)))
 
 
 def _over_normal(ratio: np.ndarray, weight: np.ndarray, level: float) -> float:
     """Weighted quantile of |error| / std over that of a normal distribution."""
-    return _quantile(ratio, weight, level) / float(ndtri((1 + level) / 2))
-
-
-def _quantile(ratio: np.ndarray, weight: np.ndarray, level: float) -> float:
-    order = np.argsort(ratio)
-    below = np.cumsum(weight[order])
-    place = min(int(np.searchsorted(below, level * below[-1])), len(order) - 1)
-    return max(float(ratio[order[place]]), 1e-3)
+    return float(weighted_quantile(ratio, weight, level) / ndtri((1 + level) / 2))
 
 
 def _drawn(ratio: np.ndarray, cells: HeldCells, chosen: np.ndarray, towards: float) -> float:

@@ -20,6 +20,7 @@ __all__ = [
     "ENSEMBLE_SCORES",
     "SCORES",
     "Array",
+    "between",
     "covered_gaussian",
     "covered_members",
     "crps_gaussian",
@@ -72,7 +73,12 @@ def covered_members(members: Array, truth: Array, level: float) -> Array:
     Its ends are the ordered members at places p (M + 1), so that members drawn from the truth's own law cover
     ``level`` on average. Levels above (M - 1) / (M + 1) end at the extreme members and cover just that.
     """
-    low, high = np.quantile(members, [(1 - level) / 2, (1 + level) / 2], axis=0, method="weibull")
+    return between(np.quantile(members, [(1 - level) / 2, (1 + level) / 2], axis=0, method="weibull"), truth)
+
+
+def between(ends: Array, truth: Array) -> Array:
+    """Whether the truth lies between the two ``ends`` (2, ...) or on one of them (bool)."""
+    low, high = ends
     return (low <= truth) & (truth <= high)
 
 
@@ -200,7 +206,7 @@ def score_arrays(
     inside = np.ones(np.shape(truth), bool) if domain is None else domain
     if members is not None and len(members) < 2:
         members = None
-    sums = score_sums(value, truth, missing, inside, std, members, np.zeros(np.shape(truth), int), 1)
+    sums = score_sums(value, truth, missing, inside, std, members, {}, np.zeros(np.shape(truth), int), 1)
     means = score_means(sums)
     return {key: means[key][0].item() for key in (*SCORES, *ENSEMBLE_SCORES) if key in means}
 
@@ -212,12 +218,14 @@ def score_sums(
     domain: Array,
     std: Array | None,
     members: Array | None,
+    bounds: Mapping[str, Array],
     bins: Array,
     count: int,
 ) -> dict[str, Array]:
     """Sums (count,) over the cells of each bin 0 … count - 1 of what every cell contributes.
 
-    With members also their rank histograms, (count, M + 1).
+    With members also their rank histograms, (count, M + 1). ``bounds`` are the ends (2, ...) of the intervals behind
+    some of the ``LEVELS``, where they are given by more than ``std``.
     """
     scored = np.isfinite(truth) & (bins >= 0) & (bins < count)
     missing, inside = missing & scored, domain & scored
@@ -227,6 +235,8 @@ def score_sums(
     std = None if std is None else std[missing].astype(float)
     members = None if members is None else members[:, missing].astype(float)
     cells = _cell_scores(x, y, std, members)
+    for key, ends in bounds.items():
+        cells[key] = between(ends[:, missing], y)
     out = {key: np.bincount(bins[missing], amount, count) for key, amount in cells.items()}
     if members is not None:
         out["ranks"] = np.stack([rank_histogram(members, y, bins[missing] == i) for i in range(count)])

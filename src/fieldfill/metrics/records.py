@@ -15,8 +15,10 @@ import xarray as xr
 from fieldfill.errors import InputError
 from fieldfill.metrics.cells import (
     ENSEMBLE_SCORES,
+    LEVELS,
     SCORES,
     Array,
+    between,
     covered_gaussian,
     distance_to_observation,
     energy_spectrum,
@@ -36,7 +38,7 @@ def score(filled: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
 
     Parameters
     ----------
-    filled : for each variable ``v`` also ``v_flag`` and, if there are any, ``v_std`` and ``v_members``.
+    filled : for each variable ``v`` also ``v_flag`` and, if there are any, ``v_std``, ``v_quantile``, ``v_members``.
     truth : the same variables; dimensions in any order, coordinates may hold more than ``filled``.
     variables : names; all variables with a flag unless given.
 
@@ -46,8 +48,9 @@ def score(filled: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
     crps, coverage50, coverage90, spread_skill and n, the number of missing cells scored. The crps is that of
     the members if there are two or more, else of a normal distribution with ``v_std``; coverage and
     spread_skill (root mean variance over root mean squared error) judge ``v_std`` if there is one, else the
-    members. NaN where nothing can be said. If some variable has members, crps_ensemble, spread_skill_ensemble
-    (that of an honest ensemble is 1) and rank_flatness (1 for a flat rank histogram) judge them alone.
+    members; coverage judges ``v_quantile`` if that has both ends of the interval. NaN where nothing can be said.
+    If some variable has members, crps_ensemble, spread_skill_ensemble (that of an honest ensemble is 1) and
+    rank_flatness (1 for a flat rank histogram) judge them alone.
     """
     names = _variables(filled, variables)
     pairs = (_Pair.of(filled, truth, name) for name in names)
@@ -88,19 +91,27 @@ def score_by_distance(
 def reliability(
     filled: xr.Dataset, truth: xr.Dataset, levels: Sequence[float], variables: Sequence[str] | None = None
 ) -> xr.DataArray:
-    """Share (variable, level) of the missing cells whose truth lies in the central intervals that ``v_std`` states."""
+    """Share (variable, level) of the missing cells whose truth lies in the central intervals.
+
+    They are those of ``v_quantile`` if that has both ends, else of a normal distribution with ``v_std``.
+    """
     names = _variables(filled, variables)
     shares = np.full((len(names), len(levels)), np.nan)
     for row, name in zip(shares, names):
         pair = _Pair.of(filled, truth, name)
         if pair.std is None:
             continue
+        bounds = [pair.bounds(level) for level in levels]
         inside, count = np.zeros(len(levels)), 0
         for block in pair.blocks():
             true = pair.truth[block].values
             cells = np.isin(pair.flag[block].values, MISSING_FLAGS) & np.isfinite(true)
             value, std = pair.value[block].values[cells], pair.std[block].values[cells]
-            inside += [covered_gaussian(value, std, true[cells], level).sum() for level in levels]
+            for i, (level, ends) in enumerate(zip(levels, bounds)):
+                if ends is None:
+                    inside[i] += covered_gaussian(value, std, true[cells], level).sum()
+                else:
+                    inside[i] += between(ends[:, block].values[:, cells], true[cells]).sum()
             count += int(cells.sum())
         row[:] = inside / count if count else np.nan
     return xr.DataArray(shares, {"variable": names, "level": list(levels)}, ("variable", "level"), name="covered")
@@ -134,11 +145,12 @@ class _Pair:
     truth: xr.DataArray
     std: xr.DataArray | None
     members: xr.DataArray | None
+    quantiles: xr.DataArray | None
 
     @classmethod
     def of(cls, filled: xr.Dataset, truth: xr.Dataset, name: str) -> "_Pair":
         value = filled[name]
-        std, members = filled.get(f"{name}_std"), filled.get(f"{name}_members")
+        std, members, quantiles = (filled.get(f"{name}_{part}") for part in ("std", "members", "quantile"))
         if members is not None and members.sizes["member"] < 2:
             members = None
         return cls(
@@ -147,7 +159,16 @@ class _Pair:
             matched(truth, value),
             None if std is None else std.transpose(*value.dims),
             None if members is None else members.transpose("member", *value.dims),
+            None if quantiles is None else quantiles.transpose("quantile", *value.dims),
         )
+
+    def bounds(self, level: float) -> xr.DataArray | None:
+        """The ends (quantile, ...) of a central interval, if there are quantiles for them."""
+        if self.quantiles is None:
+            return None
+        known = self.quantiles["quantile"].values
+        places = [np.flatnonzero(np.isclose(known, (1 + sign * level) / 2)) for sign in (-1, 1)]
+        return self.quantiles.isel(quantile=[found[0] for found in places]) if all(map(len, places)) else None
 
     def blocks(self) -> Iterator[slice]:
         """Slices of the first dimension that fit in memory together with their members."""
@@ -158,6 +179,7 @@ class _Pair:
     def sums(self, bins: Array | None = None, count: int = 1) -> dict[str, Array]:
         """Sums (count,) of every score over the cells of each bin; ``bins`` holds a number for every cell."""
         total: dict[str, Array] = {}
+        bounds = {key: ends for key, level in LEVELS.items() if (ends := self.bounds(level)) is not None}
         for block in self.blocks():
             flag = self.flag[block].values
             added = score_sums(
@@ -167,6 +189,7 @@ class _Pair:
                 flag != OUTSIDE_FLAG,
                 None if self.std is None else self.std[block].values,
                 None if self.members is None else self.members[:, block].values,
+                {key: ends[:, block].values for key, ends in bounds.items()},
                 np.zeros(flag.shape, int) if bins is None else bins[block],
                 count,
             )

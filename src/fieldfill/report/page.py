@@ -19,7 +19,7 @@ from fieldfill.report.story import Field, Story, read_fields, read_record
 from fieldfill.report.style import CSS, SCRIPT
 from fieldfill.report.tables import budget_rows, made_table, score_table, variable_table
 from fieldfill.report.words import percent
-from fieldfill.uncertainty import LEVELS
+from fieldfill.tails import LEVELS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
