@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from scipy.ndimage import gaussian_filter
 from torch import Generator
 
-from fieldfill.climatology import learn_normaliser
+from fieldfill.climatology import _least_missed, learn_normaliser
 from fieldfill.holdout import hold_out
 from fieldfill.record import open_record
 from fieldfill.windows import Normaliser, Windows
@@ -74,3 +75,30 @@ def test_unitless_values_go_back_to_what_they_were() -> None:
     x, observed = windows.at(0, 7)
     back = windows.normaliser.to_values(x.numpy())[0]
     assert back[observed[0].numpy()] == pytest.approx(values[7:11][observed[0].numpy()], abs=1e-4)
+
+
+def land_and_sea() -> tuple[Windows, np.ndarray, np.ndarray]:
+    """A smooth field that varies four times as much on land, with its mean and spread (1, SIDE, SIDE)."""
+    field = gaussian_filter(np.random.default_rng(0).standard_normal((FRAMES, SIDE, SIDE)), (2, 2, 2), mode="wrap")
+    land = (np.arange(SIDE) < SIDE // 2)[:, None] + np.zeros((1, SIDE, SIDE))
+    mean, std = 3 * land, 1 + 3 * land
+    return windows_of(mean + std * field / field.std(), share=0.3), mean, std
+
+
+@pytest.mark.parametrize("wrong", ["noise in the mean", "no maps"])
+def test_maps_that_interpolate_badly_give_way_to_better_ones(wrong: str) -> None:
+    """Noise in a map stays the same in every frame; a covariance takes it for a field."""
+    windows, mean, std = land_and_sea()
+    own, good = windows.normaliser, Normaliser(mean, std)
+    noisy = Normaliser(mean + std * np.random.default_rng(1).standard_normal(mean.shape), std)
+    flat = Normaliser(own.mean[:, None, None], own.std[:, None, None])
+    bad = noisy if wrong == "noise in the mean" else flat
+    assert _least_missed(windows, [bad, good, flat], Generator().manual_seed(0)) is good
+    assert _least_missed(windows, [good, bad, flat], Generator().manual_seed(0)) is good
+    assert windows.normaliser is own
+
+
+def test_maps_that_interpolate_hardly_better_do_not_win() -> None:
+    windows, mean, std = land_and_sea()
+    slightly = Normaliser(mean + 0.03 * np.random.default_rng(1).standard_normal(mean.shape), std)
+    assert _least_missed(windows, [slightly, Normaliser(mean, std)], Generator().manual_seed(0)) is slightly

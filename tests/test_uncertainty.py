@@ -429,3 +429,17 @@ def test_the_ensemble_with_the_smaller_weighted_error_is_chosen() -> None:
     windows.held = replace(windows.held, places=windows.held.places[:8], masks=windows.held.masks[:8])
     best, scores = choose_ensemble(Oracle(None), PixelPartition(), windows, config, generator())
     assert best == DIRECT and min(scores, key=lambda name: scores[name]) == str(DIRECT) and len(scores) == 4
+
+
+@pytest.mark.parametrize(("share", "contexts"), [(0.99, 0), (0.9, 2)])
+def test_contexts_are_used_if_they_are_worth_their_price(monkeypatch, share: float, contexts: int) -> None:
+    """``share`` is what contexts leave of the error of all observations at once."""
+
+    def answered(denoiser, partition, windows, ensemble, *others) -> HeldCells:
+        ones = np.ones(4)
+        return HeldCells(ones * (share if ensemble.count else 1) ** 0.5, ones, ones, ones, ones, ones, ones)
+
+    monkeypatch.setattr("fieldfill.calibrate.held_cells", answered)
+    config = Config(window=FRAMES, contexts=2)
+    best, _ = choose_ensemble(Oracle(None), PixelPartition(), windows_of("pixel"), config, generator())
+    assert best.count == contexts
