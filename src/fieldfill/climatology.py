@@ -87,7 +87,7 @@ def _interpolation_error(windows: Windows, generator: Generator) -> float:
     _, variables, _, rows, columns = windows.record.shape
     frames = min(JUDGED_FRAMES, windows.length)
     skip = GaussianSkip(variables, frames, (rows, columns), windows.record.periodic).eval()
-    found = separations(windows, skip.torus, generator).covariance[:, :, :frames]
+    found = separations(windows, skip.torus, generator, frames).covariance
     skip.set_covariance(factorise(tapered(found, TAPER, (0.0, 0.0)), skip), None)
     skip.nugget.fill_(NUGGET)
     scale = torch.from_numpy(windows.normaliser.std / windows.record.std[:, None, None]).float()[:, None]

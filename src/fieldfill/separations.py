@@ -40,13 +40,16 @@ class Separations:
     pairs: Tensor
 
 
-def separations(windows: Windows, torus: tuple[int, int], generator: Generator) -> Separations:
-    """Covariances of a record up to the lags of a window and the separations that ``torus`` keeps apart."""
+def separations(
+    windows: Windows, torus: tuple[int, int], generator: Generator, frames: int | None = None
+) -> Separations:
+    """Covariances of a record up to the lags of a window, or of ``frames``, and what ``torus`` keeps apart."""
+    frames = windows.length if frames is None else frames
     grid = windows.record.shape[-2:]
     products, counts = None, None
     for sample, start, stop in _stretches(windows, torus, generator):
         x, observed = windows.visible(sample, start, stop - start)
-        values, masks = (lagged(torch.fft.rfft2(v, s=torus)[None], windows.length) for v in (x, observed.float()))
+        values, masks = (lagged(torch.fft.rfft2(v, s=torus)[None], frames) for v in (x, observed.float()))
         products = values if products is None else products + values
         counts = masks if counts is None else counts + masks
     assert products is not None and counts is not None
