@@ -203,3 +203,19 @@ def test_a_failure_while_reading_ahead_reaches_who_asks() -> None:
         assert ahead(1) == 1
         with pytest.raises(ZeroDivisionError):
             ahead(2)
+
+
+def test_gaps_that_last_are_held_out_for_as_long_as_they_last() -> None:
+    """Masks change every third frame; no held-out cell is seen in another frame of its three."""
+    rng = np.random.default_rng(0)
+    seen = (rng.random((130, 12, 12)) < 0.3).repeat(3, axis=0)
+    ds = xr.Dataset({"v": (("time", "lat", "lon"), np.where(seen, rng.normal(size=seen.shape), np.nan))})
+    record = open_record(ds)
+    windows = Windows(record, Normaliser(record.mean, record.std), 8)
+    held = hold_out(windows, 0.2, torch.Generator().manual_seed(0))
+    assert len(held.places) >= 8
+    for (_, start), mask in zip(held.places, held.masks):
+        spell = torch.arange(start, start + 8) // 3
+        for one in spell.unique():
+            frames = mask[:, spell == one]
+            assert (frames == frames[:, :1]).all()

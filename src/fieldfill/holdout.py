@@ -8,6 +8,9 @@ and the validation would ask a much harder question than filling does. So donors
 seen is hidden. Half of the windows stop at half of the ordinary coverage, whose hidden cells lie deep in gaps; the
 other half goes on to the ordinary coverage, which is that of the windows in which the missing cells lie.
 `fieldfill.reweight` weighs the cells afterwards.
+
+Where gaps last for some frames and then all change at once, a donor has to change when the window does. Otherwise a
+cell would be hidden for one frame of several in which it was seen, and its value an hour later would give it away.
 """
 
 import torch
@@ -36,7 +39,11 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     places = windows.spread_out(256, generator)
     few = max(min(MIN_WINDOWS, len(places) // 4), min(CALIBRATED, len(places) // 5))
     wanted = max(1, min(max(few, round(share * len(places))), MAX_WINDOWS, MASK_BYTES // cells))
-    coverage = {place: _observed(windows, place).float().mean().item() for place in places}
+    coverage, rhythm = {}, {}
+    for place in places:
+        observed = _observed(windows, place)
+        coverage[place] = observed.float().mean().item()
+        rhythm[place] = (observed[:, 1:] != observed[:, :-1]).any(dim=-1).any(dim=-1).any(dim=0).tolist()
     typical = _typical(list(coverage.values()), float(windows.record.domain.mean()))
     # The clearest windows come first: a donor's gaps over them leave an ordinary window.
     clearest = sorted(places, key=lambda place: -coverage[place])[: max(wanted, len(places) // 2)]
@@ -45,7 +52,9 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     masks: list[Tensor] = []
     for place in (clearest[i] for i in order):
         least = typical * (1.0 if len(chosen) % 2 else LEAST_LEFT)
-        held = _gaps_of_others(windows, place, places, least, typical, generator)
+        alike = [other for other in places if other != place and rhythm[other] == rhythm[place]]
+        others = alike if len(alike) >= FIRST_DONORS else [other for other in places if other != place]
+        held = _gaps_of_others(windows, place, others, least, typical, generator)
         if held is not None:
             chosen.append(place)
             masks.append(held)
@@ -74,7 +83,7 @@ def _observed(windows: Windows, place: tuple[int, int]) -> Tensor:
 def _gaps_of_others(
     windows: Windows,
     place: tuple[int, int],
-    places: list[tuple[int, int]],
+    donors: list[tuple[int, int]],
     least: float,
     typical: float,
     generator: Generator,
@@ -87,7 +96,7 @@ def _gaps_of_others(
     observed = _observed(windows, place)
     seen = int(observed.sum())
     enough = max(1, int(LEAST_HELD * seen), min(LEAST_CELLS, seen // 5))
-    others = [places[i] for i in torch.randperm(len(places), generator=generator).tolist() if places[i] != place]
+    others = [donors[i] for i in torch.randperm(len(donors), generator=generator).tolist()]
     first: Tensor | None = None
     off = float("inf")
     for donor in others[:FIRST_DONORS]:
