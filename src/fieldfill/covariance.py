@@ -38,8 +38,8 @@ __all__ = ["Separations", "drift_of", "factorise", "held_out_error", "learn_cova
 
 TAPERS = (9.0, 5.0, 20.0)
 START_NUGGET = 0.01
-ROUNDS = 6  # of expectation–maximisation at most
-LEAST_GAIN = 0.003  # of the held-out error, without which a round is the last
+ROUNDS = 8  # of expectation–maximisation at most
+LEAST_GAIN, PATIENCE = 0.003, 2  # of the held-out error, and rounds in a row without it that are the last
 LEAST_DRIFT = 0.05  # cells per frame
 PATTERN_ROUNDS = 4  # in which patterns grow, as long as they pay
 MAX_PATTERNS = 16
@@ -49,6 +49,7 @@ MAX_COMPLETED = 2**19  # cells of the windows completed in a round
 MAX_VALIDATED = 2**18  # cells of the windows an error is measured on, unless these are fewer than
 LEAST_VALIDATED = 3
 SHORTER = (3.0, 6.0)  # parts of a window that are tried as memory
+LEAST_FORGOTTEN = 0.05  # lower error for which a law may forget: it stays so, and the rounds would learn what lasts
 # For moving windows twice as many: what moves unchanged shows each wave but once in a window.
 TWICE = 2
 MAX_SEARCHED = 64  # windows whose drift is looked at
@@ -143,19 +144,25 @@ class _Search:
         self._state: dict[str, Tensor] = {}
 
     def attempt(
-        self, covariance: Tensor, taper: float, drift: tuple[float, float], nugget: float, memory: float = math.inf
+        self,
+        covariance: Tensor,
+        taper: float,
+        drift: tuple[float, float],
+        nugget: float,
+        memory: float = math.inf,
+        least: float = 0.0,
     ) -> None:
-        """A stationary covariance."""
+        """A stationary covariance, which has to gain at least a share ``least`` of the error."""
         settings = {"taper": taper, "memory": memory, "nugget": nugget}
         settings |= {"drift_rows": drift[0], "drift_columns": drift[1]}
-        self.judge(factorise(tapered(covariance, taper, drift, memory), self.law), None, settings)
+        self.judge(factorise(tapered(covariance, taper, drift, memory), self.law), None, settings, least)
 
-    def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float]) -> bool:
+    def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float], least: float = 0.0) -> bool:
         """Whether this is the best so far."""
         self.law.set_covariance(factor, patterns)
         self.law.nugget.fill_(settings["nugget"])
         error = held_out_error(self.skip, self.windows, self.validated)
-        better = error < self.best["validation"] or not self._state
+        better = error < (1 - least) * self.best["validation"] or not self._state
         if better:
             self.best = {**settings, "patterns": len(self.law.patterns), "validation": error}
             self._state = {name: value.clone() for name, value in self.law.state_dict().items()}
@@ -231,8 +238,8 @@ def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) ->
     for taper in TAPERS:
         search.attempt(found.covariance, taper, (0.0, 0.0), START_NUGGET)
     for memory in (skip.shape[1] / part for part in SHORTER if skip.shape[1] > part):
-        search.attempt(found.covariance, search.taper, (0.0, 0.0), START_NUGGET, memory)
-    count = max(2, MAX_COMPLETED // math.prod(skip.shape))
+        search.attempt(found.covariance, search.taper, (0.0, 0.0), START_NUGGET, memory, LEAST_FORGOTTEN)
+    count, idle = max(2, MAX_COMPLETED // math.prod(skip.shape)), 0
     for turn in range(ROUNDS if math.prod(skip.shape) <= MAX_VALIDATED else ROUNDS // 2):
         search.restore()
         before = search.best["validation"]
@@ -242,7 +249,8 @@ def _learn_common(skip: GaussianSkip, windows: Windows, generator: Generator) ->
             search.attempt(covariance, search.taper, drift, nugget, search.memory)
         for taper in sorted({search.taper, 2 * search.taper, math.inf}):
             search.attempt(covariance, taper, search.drift, nugget, search.memory)
-        if search.best["validation"] > (1 - LEAST_GAIN) * before:
+        idle = idle + 1 if search.best["validation"] > (1 - LEAST_GAIN) * before else 0
+        if idle == PATIENCE:
             break
     search.restore()
     places = _some(windows.places, count, generator)
