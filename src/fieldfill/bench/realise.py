@@ -10,9 +10,10 @@ from fieldfill.multistep import Solver
 from fieldfill.record import open_record
 from fieldfill.windows import Windows
 
-__all__ = ["STEPS", "realise"]
+__all__ = ["SAMPLES", "STEPS", "realise"]
 
 STEPS = {"smoke": 3, "cpu": 50, "paper": 200}  # of the differential equation, by scale
+SAMPLES = {"smoke": None, "cpu": 8, "paper": None}  # of the test that are filled, all unless told
 
 
 def realise(filler: Filler, gappy: xr.Dataset, weighting: str, steps: int, seed: int) -> xr.Dataset:

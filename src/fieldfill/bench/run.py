@@ -18,7 +18,7 @@ from fieldfill.bench.benches import Job, paper_value
 from fieldfill.bench.cases import CASES, Data, Scale, Unavailable, load
 from fieldfill.bench.methods import LEARNT, classical, ensemble_of, learnt
 from fieldfill.bench.paper import best_classical
-from fieldfill.bench.realise import STEPS, realise
+from fieldfill.bench.realise import SAMPLES, STEPS, realise
 from fieldfill.config import Config
 from fieldfill.errors import InputError
 from fieldfill.fill import Filler
@@ -110,6 +110,9 @@ class Runner:
             config = learnt(job.trained, case, self.scale, 1, self.minutes, dict(job.changes))  # are all names known?
         data = self._data(job.case, seed)
         test = data if job.test is None else self._data(job.test.name, seed)
+        if job.omega is not None:
+            some = slice(SAMPLES[self.scale.name])
+            test = replace(test, test=test.test.isel(sample=some), truth=test.truth.isel(sample=some))
         sizes = {
             "train": data.train.sizes.get("sample", 1),
             "test": test.truth.sizes.get("sample", 1),
