@@ -127,11 +127,13 @@ def test_patterns_are_found_where_the_field_is_not_stationary() -> None:
     assert abs(np.corrcoef(first.flatten(), shape.flatten())[0, 1]) > 0.8
 
 
-def test_the_preconditioner_is_the_inverse_on_its_own_modes_and_positive_everywhere() -> None:
+@pytest.mark.parametrize("patterns", [0, 2])
+def test_the_preconditioner_is_the_inverse_on_its_own_modes_and_positive_everywhere(patterns: int) -> None:
     """With all of the covariance in the modes and f = 0 it is the inverse of the system."""
     law = GaussianField(size=(6, 5), frames=2, noise=0.1)
     skip = GaussianSkip(1, 2, (6, 5), (True, True))
-    skip.set_covariance(factorise(true_covariance(law), skip))
+    drawn = torch.randn(patterns, 1, 2, 6, 5, generator=torch.Generator().manual_seed(1))
+    skip.set_covariance(factorise(true_covariance(law), skip), drawn)
     modes = StrongModes(torch.view_as_complex(skip.factor), skip.torus, (6, 5), 1000)
     generator = torch.Generator().manual_seed(0)
     mask = (torch.rand(1, 1, 2, 6, 5, generator=generator) < 0.6).float()
@@ -141,7 +143,7 @@ def test_the_preconditioner_is_the_inverse_on_its_own_modes_and_positive_everywh
     system = (mask * skip.covary(mask * eye) + noise * eye).reshape(60, 60)
     for count in (3, 1000):
         chosen = StrongModes(torch.view_as_complex(skip.factor), skip.torus, (6, 5), count)
-        matrix = Deflation(chosen, mask, noise)(eye).reshape(60, 60)
+        matrix = Deflation(chosen, mask, noise, skip.patterns)(eye).reshape(60, 60)
         seen = mask.flatten() > 0
         matrix = matrix[seen][:, seen]
         assert torch.allclose(matrix, matrix.T, atol=1e-4) and torch.linalg.eigvalsh(matrix).min() > 0

@@ -7,7 +7,8 @@ psi of L_k with the largest power, each a Fourier mode k times a profile over (v
 .. math:: C \approx \Psi \Psi^T + f I, \qquad
           A^{-1} \approx W - W \Psi (I + \Psi^T W \Psi)^{-1} \Psi^T W, \qquad W = P (D + f)^{-1} P^T
 
-f standing for the modes left out. As the inverse of a positive definite matrix it is positive definite, whatever the
+f standing for the modes left out. Patterns that the covariance has beside its stationary part are columns of Psi, too.
+As the inverse of a positive definite matrix it is positive definite, whatever the
 mask and the noise of each cell. The products of two modes are Fourier modes again, so that Psi^T W Psi needs nothing
 but the Fourier transform of W.
 """
@@ -103,23 +104,36 @@ class StrongModes:
 
 
 class Deflation:
-    """The preconditioner for a mask and noise variances, both (B, C, T, H, W), or (1, C, T, H, W) for all samples."""
+    """The preconditioner for a mask and noise variances, both (B, C, T, H, W), or (1, C, T, H, W) for all samples.
 
-    def __init__(self, modes: StrongModes, mask: Tensor, noise: Tensor) -> None:
-        fine = max(LEFT * modes.left, modes.strongest / PRECISION)
-        self.modes, self.weight = modes, mask / (noise + fine)
+    ``patterns`` (N, C, T, H, W) are those of the covariance.
+    """
+
+    def __init__(self, modes: StrongModes, mask: Tensor, noise: Tensor, patterns: Tensor) -> None:
+        powers = patterns.flatten(1).square().sum(1).tolist()
+        fine = max(LEFT * modes.left, max([modes.strongest, *powers]) / PRECISION)
+        self.modes, self.patterns, self.weight = modes, patterns, mask / (noise + fine)
         matrix = modes.gram(self.weight)
+        if len(patterns):
+            weighted = self.weight[:, None] * patterns
+            mixed = torch.stack([modes.analyse(one) for one in weighted.unbind(1)], dim=1)
+            own = weighted.flatten(2) @ patterns.flatten(1).T
+            matrix = torch.cat([torch.cat([matrix, mixed.mT], 2), torch.cat([mixed, own], 2)], 1)
         matrix.diagonal(dim1=1, dim2=2).add_(1)
         self.factor = torch.linalg.cholesky(matrix)
 
     def __call__(self, residual: Tensor) -> Tensor:
         weighted = self.weight * residual
-        c = self.modes.analyse(weighted)
+        c = torch.cat([self.modes.analyse(weighted), weighted.flatten(1) @ self.patterns.flatten(1).T], 1)
         if len(self.factor) == 1:
             c = torch.cholesky_solve(c.T, self.factor[0]).T
         else:
             c = torch.cholesky_solve(c[..., None], self.factor)[..., 0]
-        return weighted - self.weight * self.modes.synthesise(c, residual.shape)
+        c, shares = c.split([c.shape[1] - len(self.patterns), len(self.patterns)], dim=1)
+        strong = self.modes.synthesise(c, residual.shape)
+        if len(self.patterns):
+            strong = strong + torch.tensordot(shares, self.patterns, dims=1)
+        return weighted - self.weight * strong
 
 
 def edge_columns(torus: tuple[int, int]) -> list[int]:

@@ -308,7 +308,7 @@ class GaussianSkip(nn.Module):
         steps, tolerance = self.steps // 2 if self.training else self.steps, self.tolerance
         if thorough:
             steps, tolerance = max(steps, THOROUGH_STEPS), min(tolerance, THOROUGH)
-        return conjugate_gradients(operator, Deflation(modes, mask, noise), y, steps, tolerance)
+        return conjugate_gradients(operator, Deflation(modes, mask, noise, self.patterns), y, steps, tolerance)
 
 
 def _turned(modes: Tensor, turn: Tensor) -> Tensor:
