@@ -52,9 +52,10 @@ def hold_out(windows: Windows, share: float, generator: Generator) -> HoldOut:
     masks: list[Tensor] = []
     for place in (clearest[i] for i in order):
         least = typical * (1.0 if len(chosen) % 2 else LEAST_LEFT)
-        alike = [other for other in places if other != place and rhythm[other] == rhythm[place]]
-        others = alike if len(alike) >= FIRST_DONORS else [other for other in places if other != place]
-        held = _gaps_of_others(windows, place, others, least, typical, generator)
+        others = [places[i] for i in torch.randperm(len(places), generator=generator).tolist() if places[i] != place]
+        alike = [other for other in others if rhythm[other] == rhythm[place]]
+        donors = alike if len(alike) >= FIRST_DONORS else others
+        held = _gaps_of_others(windows, place, donors, least, typical)
         if held is not None:
             chosen.append(place)
             masks.append(held)
@@ -86,7 +87,6 @@ def _gaps_of_others(
     donors: list[tuple[int, int]],
     least: float,
     typical: float,
-    generator: Generator,
 ) -> Tensor | None:
     """Observed cells of a window that none of its donors has seen.
 
@@ -96,10 +96,9 @@ def _gaps_of_others(
     observed = _observed(windows, place)
     seen = int(observed.sum())
     enough = max(1, int(LEAST_HELD * seen), min(LEAST_CELLS, seen // 5))
-    others = [donors[i] for i in torch.randperm(len(donors), generator=generator).tolist()]
     first: Tensor | None = None
     off = float("inf")
-    for donor in others[:FIRST_DONORS]:
+    for donor in donors[:FIRST_DONORS]:
         hidden = observed & ~_observed(windows, donor)
         left = (observed & ~hidden).float().mean().item()
         if int(hidden.sum()) >= enough and left > 0 and abs(left - typical) < off:
@@ -107,7 +106,7 @@ def _gaps_of_others(
     if first is None:
         return None
     hidden = first
-    for donor in others[FIRST_DONORS:]:
+    for donor in donors[FIRST_DONORS:]:
         if (observed & ~hidden).float().mean() >= least:
             break
         fewer = hidden & ~_observed(windows, donor)
