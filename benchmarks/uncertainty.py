@@ -21,7 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,34 +32,32 @@ import xarray as xr
 
 import fieldfill as ff
 import fieldfill.model
+from contexts import contexts
 from fieldfill.bench import rows
 from fieldfill.bench.benches import Job
 from fieldfill.bench.cases import CASES, SCALES, Data, load
 from fieldfill.bench.methods import classical, learnt
 from fieldfill.bench.run import Runner, default_cache
 from fieldfill.calibrate import calibrate, clear_scene
-from fieldfill.config import build_denoiser, build_partition
-from fieldfill.denoise import Denoiser, noised
+from fieldfill.config import build_denoiser
+from fieldfill.denoise import Denoiser
 from fieldfill.holdout import hold_out
 from fieldfill.members import PROBES
 from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
 from fieldfill.multistep import Solver
 from fieldfill.nn import GaussianSkip
 from fieldfill.nn.dynamics import LinearDynamics
-from fieldfill.partition import Partition
 from fieldfill.physics import physical_scores
 from fieldfill.record import open_record
-from fieldfill.sample import Ensemble, Estimate, single_step
+from fieldfill.sample import Estimate, single_step
 from fieldfill.seeds import stream
 from fieldfill.windows import Windows
 
 RESULTS = Path(__file__).parent / "results"
 FOLDER = RESULTS / "uncertainty"
+GUIDED = 12  # test samples of guidance, which takes many fills
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
-SOME = 6  # test samples for what takes many fills
 MORE = {"advection": 256}  # test samples of intervals: one gap each, and the coverage differs much between gaps
-MANY, DRAWS = 20, 16  # random contexts of a set, and draws of balanced sets
-FEW_DRAWS = 300  # of either where few contexts exist, so that each has to be answered but once
 LARGE = 20_000  # cells of a sample from which on fewer members are drawn and fewer windows timed
 CASES_MINUTES = (
     "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
@@ -170,80 +168,6 @@ def _climatology(data: Data) -> float:
     return float(crps_gaussian(np.full(true.shape, mean), np.full(true.shape, std), true).mean())
 
 
-def contexts(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
-    """Mean squared error of the mean over K contexts, drawn at random and balanced, as a share of the variance.
-
-    K random contexts err by a + V / K on average over their draws, with V the variance between contexts. Both follow
-    from sets of many, so that chance does not decide between the designs. Balanced sets are drawn several times. Where
-    few contexts exist, one of them can err far more than the others, and both are drawn more often.
-    """
-    partition, block = filler.model_.partition, CASES[case].pattern == "block"
-    asked = _Asked.of(filler, data, SOME)
-    found = asked.random(partition, (5, 10, 20), FEW_DRAWS if block else 1)
-    found["balanced 5"] = _told(asked.error(partition, Ensemble(5), FEW_DRAWS if block else DRAWS)[0])
-    found["all observations"] = _told(asked.error(partition, Ensemble(0))[0])
-    if block:
-        blocks = build_partition("block:3x3", filler.model_.bank, filler.model_.config.keep)
-        random = asked.random(blocks, (10,), FEW_DRAWS)
-        enumerated = asked.error(blocks, Ensemble(9, design="enumerated"))[0]
-        found["all distinct"] = {**random, "enumerated": _told(enumerated)}
-    return found
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Test windows (B, C, T, H, W), unitless: what is seen of them, where, and all of it."""
-
-    denoiser: Denoiser
-    x: torch.Tensor
-    observed: torch.Tensor
-    truth: torch.Tensor
-
-    @classmethod
-    def of(cls, filler: ff.Filler, data: Data, count: int) -> "_Asked":
-        model, places = filler.model_, [(sample, 0) for sample in range(count)]
-        records = (
-            open_record(part, model.variables, model.dims, model.domain.numpy()) for part in (data.test, data.truth)
-        )
-        (x, observed), (truth, _) = (
-            Windows(record, model.normaliser, model.config.window).training(places) for record in records
-        )
-        return cls(model.denoiser, x, observed, truth)
-
-    def error(self, partition: Partition, ensemble: Ensemble, draws: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Mean squared error and variance between contexts of each window, (B,), over its missing cells and draws."""
-        found = []
-        for b, row in enumerate(self.observed):
-            generators = [torch.Generator().manual_seed(seed) for seed in range(draws)]
-            sets = torch.stack(ensemble.draw(partition, row.expand(draws, *row.shape), generators))
-            distinct, number = sets.flatten(2).flatten(0, 1).unique(dim=0, return_inverse=True)
-            answers = self.answers(b, distinct.view(-1, *row.shape))[number].view(*sets.shape[:2], -1)
-            error = (answers.mean(1) - self.truth[b][~row]).square().mean()
-            between = answers.var(1).mean() if sets.shape[1] > 1 else torch.zeros(())
-            found.append((error.item(), between.item()))
-        errors, betweens = np.array(found).T
-        return errors, betweens
-
-    @torch.no_grad()
-    def answers(self, b: int, contexts: torch.Tensor) -> torch.Tensor:
-        """What window b holds at its missing cells (n,) under each of the ``contexts`` (K, C, T, H, W), (K, n)."""
-        schedule, x = self.denoiser.schedule, self.x[b : b + 1]
-        t = torch.tensor([schedule.delta], dtype=x.dtype)
-        x_delta = noised(schedule, t, x, torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
-        parts = [self.denoiser.predict(t, x_delta, context[None])[0][0] for context in contexts]
-        return torch.stack([part[~self.observed[b]] for part in parts])
-
-    def random(self, partition: Partition, counts: tuple[int, ...], draws: int) -> dict[str, Any]:
-        """Expected errors of K random contexts, and of infinitely many."""
-        error, between = self.error(partition, Ensemble(MANY, design="random"), draws)
-        limit = error - between / MANY
-        return {f"random {count}": _told(limit + between / count) for count in counts} | {"limit": _told(limit)}
-
-
-def _told(errors: np.ndarray) -> dict[str, Any]:
-    return {"mse": float(errors.mean()), "by_sample": errors.tolist()}
-
-
 def _is_large(data: Data) -> bool:
     return bool(data.test.isel(sample=0).to_dataarray().size > LARGE)
 
@@ -327,8 +251,8 @@ def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
 
 def guidance(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """Residual of the equation and error at missing cells, with the weight chosen on held-out cells and without."""
-    some = slice(0, 2 * SOME)
-    test, truth = data.test.isel(sample=some), data.truth.isel(sample=some)
+    some = data.judged_by(GUIDED)
+    test, truth = some.test, some.truth
     found: dict[str, Any] = {}
     for name, weight in (("plain", 0.0), ("guided", "auto")):
         filled = filler.fill(test, guidance=weight)
@@ -421,7 +345,7 @@ def draw(path: Path) -> None:
         above.set(xlabel="nominal")
     axes[0, 0].set_ylabel("share of missing cells covered")
     axes[1, 0].set_ylabel("covered by 90 % intervals")
-    axes[0, 0].legend(fontsize=7, frameon=False)
+    axes[1, -1].legend(*axes[0, 0].get_legend_handles_labels(), loc="lower right", fontsize=7, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
 

@@ -1,5 +1,7 @@
 """Quantiles hold what they promise at every level, whatever the tails of the errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,6 +52,13 @@ def test_beyond_the_last_level_quantiles_go_on_as_those_of_a_normal_law() -> Non
     tails = Tails(2 * NORMAL[None])
     for probability in (0.999, 0.995, 0.9, 0.55, 0.5, 0.2, 0.0001):
         assert tails.at(probability) == pytest.approx(2 * ndtri(probability))
+
+
+def test_a_calibration_without_a_law_of_its_own_has_the_normal_one() -> None:
+    fitted = replace(Calibration.fit(held(student(3)), 2), tails=None)
+    again = Calibration.of(fitted.arrays(), {})
+    for probability in (0.01, 0.5, 0.9):
+        assert again.steps(probability) == pytest.approx([ndtri(probability)] * 2)
 
 
 @given(st.lists(st.floats(0.01, 5), min_size=len(LEVELS), max_size=len(LEVELS)), st.data())

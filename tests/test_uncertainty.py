@@ -19,7 +19,7 @@ from fieldfill.calibrate import calibrate, choose_ensemble, clear_scene, held_ce
 from fieldfill.config import Config
 from fieldfill.holdout import hold_out
 from fieldfill.masks import BlockMask, CloudMask, MaskModel, PixelMask
-from fieldfill.metrics import crps_gaussian, distance_to_observation
+from fieldfill.metrics import distance_to_observation
 from fieldfill.partition import PixelPartition
 from fieldfill.pde.gaussian import GaussianField
 from fieldfill.record import open_record
@@ -232,46 +232,6 @@ def test_the_factor_shares_the_miss_between_50_and_90_percent(freedom: int) -> N
 # Surroundings
 
 
-def mixed(seed: int, windows: int, told: bool) -> tuple[HeldCells, np.ndarray]:
-    """Cells of windows of unequal scales, which their surroundings tell or not, and the scales."""
-    rng = np.random.default_rng(seed)
-    window = np.arange(windows).repeat(200)
-    scale = np.exp(0.6 * rng.normal(size=windows))[window]
-    around = rng.normal(size=(windows, 4))[window]
-    if told:
-        around[:, 1] = np.log(scale) + 0.1 * rng.normal(size=len(window))
-    ones = np.ones(len(window))
-    error = scale * rng.normal(size=len(window))
-    return HeldCells(error, ones, ones, ones, 0 * window, window, ones, around), scale
-
-
-def test_windows_of_unequal_scales_are_told_apart_by_what_surrounds_their_cells() -> None:
-    held, _ = mixed(0, 24, told=True)
-    new, scale = mixed(1, 200, told=True)
-    plain, fitted = Calibration.fit(replace(held, around=None), 1), Calibration.fit(held, 1)
-    shape = (1, len(new), 1, 1)
-    given = [part.reshape(*shape, *part.shape[1:]) for part in (new.raw, new.distance, new.around)]
-    std = fitted(*given).ravel()
-    assert np.corrcoef(np.log(std), np.log(scale))[0, 1] > 0.95
-    found = [np.mean(np.abs(new.error) <= ndtri((1 + level) / 2) * std) for level in (0.5, 0.9)]
-    assert found == pytest.approx([0.5, 0.9], abs=0.04)
-    before = np.mean(np.abs(new.error) <= ndtri(0.75) * plain(*given[:2]).ravel())
-    assert before > found[0] + 0.02
-    assert (
-        crps_gaussian(0 * std, std, new.error).mean()
-        < 0.97 * crps_gaussian(0 * std, plain(*given[:2]).ravel(), new.error).mean()
-    )
-
-
-def test_surroundings_that_tell_nothing_change_nothing() -> None:
-    """Each window has its own, at random: some of 16 windows always agree with some of their scales by chance."""
-    fitted = [Calibration.fit(mixed(seed, 16, told=False)[0], 1).local for seed in range(2, 8)]
-    assert sum(local is not None and not local.slopes.any() for local in fitted) >= 5
-    held, _ = mixed(2, 16, told=True)
-    constant = Calibration.fit(replace(held, around=np.zeros((len(held), 4))), 1).local
-    assert constant is not None and not constant.slopes.any()
-
-
 def test_a_held_out_value_does_not_set_its_own_standard_deviation() -> None:
     """What is hidden may change as it likes: the surroundings and the raw standard deviation stay."""
     windows = windows_of("cloud")
@@ -293,15 +253,6 @@ def test_windows_made_sparser_for_validation_do_not_mislead_about_ordinary_ones(
     fitted = calibrate(unsure(1.0), PixelPartition(), windows_of("pixel"), DIRECT, generator())
     assert covered(fitted, "pixel", 1.0, kind=unsure) == pytest.approx(0.9, abs=0.02)
     assert covered(fitted, "pixel", 1.0, 0.5, unsure) == pytest.approx(0.5, abs=0.04)
-
-
-def test_a_correction_fitted_to_fewer_surroundings_still_works() -> None:
-    held, _ = mixed(0, 24, told=True)
-    assert held.raw is not None and held.around is not None
-    local = Calibration.fit(held, 1).local
-    assert local is not None and local.slopes.any()
-    more = np.column_stack([held.around, held.error])
-    np.testing.assert_array_equal(local(held.raw, more), local(held.raw, held.around))
 
 
 def test_surroundings_measure_differences_amplitude_and_gaps_inside_the_domain() -> None:

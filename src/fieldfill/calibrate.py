@@ -28,7 +28,7 @@ CHOICE_CELLS = 2**22  # cells of windows, over contexts and ways to fill, that a
 MIN_CHOSEN = 6  # windows it is made on at least
 SURVEYED = 64  # windows in which the missing cells are looked at
 MAX_PLACES = 200_000  # missing cells that describe them all
-AT_ONCE = 0.98  # of its error counts if all observations are used at once, which costs one pass and not ten
+ONE_PASS = 0.98  # of its error counts if all observations are used at once, which costs one pass and not ten
 CLEAR_SHARE = 0.05  # of the observed cells, hidden one by one
 
 Places = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -131,7 +131,7 @@ def choose_ensemble(
     for ensemble in candidates:
         cells = held_cells(denoiser, partition, windows, ensemble, generator, missing, most)
         scores[ensemble] = float(np.average(cells.error**2, weights=cells.weight))
-    best = min(scores, key=lambda ensemble: scores[ensemble] * (1 if ensemble.count else AT_ONCE))
+    best = min(scores, key=lambda ensemble: scores[ensemble] * (1 if ensemble.count else ONE_PASS))
     return best, {str(ensemble): score for ensemble, score in scores.items()}
 
 

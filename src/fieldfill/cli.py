@@ -198,9 +198,7 @@ def fill(
         str, typer.Option("--guidance", help="Weight of the equation of simulated data, or auto.")
     ] = "0",
     budget: Annotated[bool, typer.Option("--budget", help="Add where the error of each cell comes from.")] = False,
-    quantiles: Annotated[
-        str | None, typer.Option("--quantiles", help="Probabilities of quantiles to add: 0.05,0.95.")
-    ] = None,
+    quantiles: Annotated[str | None, typer.Option("--quantiles", help="Quantiles to add: 0.05,0.95.")] = None,
     workers: Annotated[int, typer.Option("--workers", help="Processes that share the windows.")] = 1,
     seed: Annotated[int | None, typer.Option("--seed", help="Default: the model's.")] = None,
     overwrite: Overwrite = False,

@@ -11,11 +11,11 @@ from scipy.special import ndtri
 
 from fieldfill.reweight import effective_count
 
-__all__ = ["LEVELS", "SHRINK", "Tails", "weighted_quantile"]
+__all__ = ["LEVELS", "Tails", "drawn_towards", "weighted_quantile"]
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 NORMAL = ndtri((1 + np.array(LEVELS)) / 2)
-SHRINK = 10.0  # so many windows that what all variables have in common is worth
+SHRINK = 10.0  # so many windows that what is common is worth
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,13 @@ class Tails:
             own = variable == c
             windows = effective_count(weight[own], window[own]) if own.any() else 0.0
             found = weighted_quantile(scores[own], weight[own], LEVELS) if windows else common
-            rows.append(np.exp((windows * np.log(found) + SHRINK * np.log(common)) / (windows + SHRINK)))
+            rows.append(drawn_towards(common, found, windows))
         return cls(np.stack(rows))
+
+
+def drawn_towards(common: np.ndarray | float, own: np.ndarray | float, windows: float) -> np.ndarray:
+    """Positive numbers found in so many windows, drawn towards common ones the more the fewer these are."""
+    return np.exp((windows * np.log(own) + SHRINK * np.log(common)) / (windows + SHRINK))
 
 
 def weighted_quantile(values: np.ndarray, weight: np.ndarray, levels: float | tuple[float, ...]) -> np.ndarray:

@@ -26,7 +26,7 @@ from scipy.special import ndtri
 
 from fieldfill.reweight import FAR, effective_count
 from fieldfill.surroundings import LocalScale
-from fieldfill.tails import LEVELS, SHRINK, Tails, weighted_quantile
+from fieldfill.tails import LEVELS, Tails, drawn_towards, weighted_quantile
 
 __all__ = ["Calibration", "DistanceSpread", "HeldCells"]
 
@@ -301,7 +301,7 @@ def _drawn(ratio: np.ndarray, cells: HeldCells, chosen: np.ndarray, towards: flo
         return towards
     windows = effective_count(cells.weight[chosen], cells.window[chosen])
     own = _factor(ratio[chosen], cells.weight[chosen])
-    return float(np.exp((windows * np.log(own) + SHRINK * np.log(towards)) / (windows + SHRINK)))
+    return float(drawn_towards(towards, own, windows))
 
 
 def _folds(window: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ sets the masks, the observation noise and the training.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,11 @@ class Data:
     @property
     def frames(self) -> int:
         return self.truth.sizes["time"]
+
+    def judged_by(self, samples: int | None) -> "Data":
+        """The same with the first test samples only; None keeps all."""
+        some = slice(samples)
+        return replace(self, test=self.test.isel(sample=some), truth=self.truth.isel(sample=some))
 
 
 def load(case: Case, scale: Scale, seed: int, cache: Path, say: Callable[[str], None] | None = None) -> Data:

@@ -85,7 +85,7 @@ def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classi
 
 
 def _interpolation(case: Case, scale: Scale, domain: np.ndarray) -> Baseline:
-    """Optimal interpolation in the windows that the networks see."""
+    """Optimal interpolation in the windows that `fieldfill` sees."""
     window = 8 if case.data == "era5" else _frames(case, scale)  # at most the frames of a sample
     return baselines.OptimalInterpolation(domain=domain, window=window, probes=4)
 

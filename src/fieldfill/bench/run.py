@@ -111,8 +111,7 @@ class Runner:
         data = self._data(job.case, seed)
         test = data if job.test is None else self._data(job.test.name, seed)
         if job.omega is not None:
-            some = slice(SAMPLES[self.scale.name])
-            test = replace(test, test=test.test.isel(sample=some), truth=test.truth.isel(sample=some))
+            test = test.judged_by(SAMPLES[self.scale.name])
         sizes = {
             "train": data.train.sizes.get("sample", 1),
             "test": test.truth.sizes.get("sample", 1),
@@ -142,19 +141,18 @@ class Runner:
     def _classical(
         self, method: Baseline, fit_samples: int | None, fill_cells: int | None, data: Data, sizes: dict[str, Any]
     ) -> dict[str, Any]:
-        train, test, truth = data.train, data.test, data.truth
+        train = data.train
         if fit_samples is not None and "sample" in train.dims:
             train = train.isel(sample=slice(fit_samples))
-        if fill_cells is not None and "sample" in test.dims:
-            some = slice(_samples_with(test, fill_cells))
-            test, truth = test.isel(sample=some), truth.isel(sample=some)
+        if fill_cells is not None and "sample" in data.test.dims:
+            data = data.judged_by(_samples_with(data.test, fill_cells))
         with rows.clocked() as learning:
             method.fit(train)
         with rows.clocked() as filling:
-            filled = method.fill(test)
-        used = {"train": train.sizes.get("sample", 1), "test": test.sizes.get("sample", 1)}
+            filled = method.fill(data.test)
+        used = {"train": train.sizes.get("sample", 1), "test": data.test.sizes.get("sample", 1)}
         return {
-            "metrics": _metrics(filled, truth),
+            "metrics": _metrics(filled, data.truth),
             "sizes": sizes | used,
             "budget": {"minutes": None, "steps": 0},
             "train_seconds": learning.seconds,
