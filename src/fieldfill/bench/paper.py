@@ -2,10 +2,12 @@
 
 Its errors count all cells and are in units of its own; only ratios within a column can be compared with ours. In the
 shallow-water columns it prints what the filled field leaves of the equation, in the advection columns the error of the
-first frame carried forward, elsewhere the mean squared error.
+first frame carried forward, elsewhere the mean squared error. It does not say whether what is left is squared; its
+classical rows grow by 3.7 to 4.0 from one missing block to four, as squares do.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "BACKBONE",
@@ -17,6 +19,7 @@ __all__ = [
     "OMEGA",
     "RATIOS",
     "TIME_RATIO",
+    "as_printed",
     "best_classical",
 ]
 
@@ -82,6 +85,15 @@ def best_classical(case: str) -> float | None:
     """The least value of the paper's classical rows in a column."""
     column = MAIN.get(case)
     return None if column is None else min(column[name] for name in CLASSICAL)
+
+
+def as_printed(case: str, metrics: Mapping[str, Any]) -> float | None:
+    """What the paper would print for a row of ours: the quantity of its column."""
+    physics = metrics.get("physics", {})
+    if case.startswith("shallow-water"):
+        left = [physics.get(f"{name}_residual") for name in ("h", "u", "v")]
+        return None if None in left else sum(value**2 for value in left)
+    return physics.get("propagation_mse") if case.startswith("advection") else metrics.get("share_of_variance")
 
 
 # The observations themselves as the context: case → (M, contexts)

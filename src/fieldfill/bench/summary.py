@@ -11,9 +11,11 @@ from fieldfill.bench.cases import SCALES
 from fieldfill.bench.methods import CLASSICAL
 from fieldfill.bench.rows import MEASURED, Row
 
-__all__ = ["COLUMNS", "Mean", "Summary"]
+__all__ = ["AS_PRINTED", "COLUMNS", "ERROR", "Mean", "Summary"]
 
 COLUMNS = ("main", "block", "pixel", "optimum")  # benches in which every method fills every case
+ERROR = "share_of_variance"
+AS_PRINTED = "as_printed"  # the quantity that the paper prints in a column
 
 
 @dataclass(frozen=True)
@@ -67,29 +69,30 @@ class Summary:
         there = {row[key] for row in own}
         return [name for name in dict.fromkeys(getattr(job, key) for job in jobs) if name in there]
 
-    def mean(self, bench: str, case: str, method: str, key: str = "share_of_variance") -> Mean | None:
+    def mean(self, bench: str, case: str, method: str, key: str = ERROR) -> Mean | None:
         """Mean over seeds of a metric, or of a number of the row itself such as ``fill_seconds``."""
         found = self._found.get((bench, case, method), [])
-        values = [row["metrics"].get(key, row.get(key)) for row in found]
-        values = [value for value in values if value is not None]
-        return Mean.of(values) if values else None
+        values = [paper.as_printed(case, row["metrics"]) if key == AS_PRINTED else _number(row, key) for row in found]
+        numbers = [value for value in values if value is not None]
+        return Mean.of(numbers) if numbers else None
 
-    def error(self, bench: str, case: str, method: str) -> float | None:
-        found = self.mean(bench, case, method)
+    def error(self, bench: str, case: str, method: str, key: str = ERROR) -> float | None:
+        found = self.mean(bench, case, method, key)
         return None if found is None else found.value
 
-    def errors(self, bench: str, case: str, methods: Iterable[str]) -> dict[str, float]:
+    def errors(self, bench: str, case: str, methods: Iterable[str], key: str = ERROR) -> dict[str, float]:
         """Errors of those methods that were measured."""
-        found = {method: self.error(bench, case, method) for method in methods}
+        found = {method: self.error(bench, case, method, key) for method in methods}
         return {method: value for method, value in found.items() if value is not None}
 
-    def best(self, bench: str, case: str, methods: Iterable[str] = CLASSICAL) -> float | None:
-        """The least error among some methods, by default the classical ones."""
-        return min(self.errors(bench, case, methods).values(), default=None)
-
-    def ratio(self, bench: str, case: str, method: str, among: Iterable[str] = CLASSICAL) -> float | None:
-        """Error over the least error among some methods."""
-        error, best = self.error(bench, case, method), self.best(bench, case, among)
+    def ratio(
+        self, bench: str, case: str, method: str, among: Iterable[str] = CLASSICAL, key: str = ERROR
+    ) -> float | None:
+        """Error over the least error among some methods, by default the classical ones."""
+        error, best = (
+            self.error(bench, case, method, key),
+            min(self.errors(bench, case, among, key).values(), default=None),
+        )
         return None if error is None or not best else error / best
 
     def paper_ratio(self, bench: str, case: str, method: str) -> float | None:
@@ -97,6 +100,10 @@ class Summary:
         values = [row["paper"]["value"] for row in self._found.get((bench, case, method), [])]
         best = paper.best_classical(case)
         return None if best is None or not values or values[0] is None else values[0] / best
+
+
+def _number(row: Row, key: str) -> float | None:
+    return row["metrics"].get(key, row.get(key))
 
 
 def _shared_seeds(rows: list[Row]) -> dict[tuple[str, str], set[int]]:
