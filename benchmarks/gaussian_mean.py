@@ -42,9 +42,9 @@ def measure() -> dict[str, Any]:
     scale = SCALES["cpu"]
     runner = Runner(RESULTS, scale, default_cache(RESULTS))
     (job,) = jobs_of(["optimum"], scale, method="gaussian_mean")
-    data = runner._data(job.case, 0)
+    data = runner.data(job.case, 0)
     config = learnt("fieldfill", CASES[job.case], scale, data.frames, None, dict(job.changes))
-    model = runner._trained(job, config, data, 0)[0].model_
+    model = runner.trained(job, config, data, 0)[0].model_
     skip = model.denoiser.skip
     assert isinstance(skip, GaussianSkip)
     record = open_record(data.test, model.variables, None, model.domain.numpy())

@@ -290,11 +290,11 @@ def measure(case: str, minutes: float, parts: list[str], seed: int, threads: int
         return
     runner = Runner(RESULTS, SCALES["cpu"], cache, minutes, threads)
     torch.set_num_threads(threads)
-    data = runner._data(case, seed)
+    data = runner.data(case, seed)
     job = Job("uncertainty", case, "fieldfill", "fieldfill")
     changes = {"contexts": 0} if todo == ["guidance"] else {}  # which contexts are best does not matter there
     config = learnt("fieldfill", CASES[case], runner.scale, data.frames, minutes, changes)
-    filler, facts = runner._trained(job, config, data, seed)
+    filler, facts = runner.trained(job, config, data, seed)
     if STATED.intersection(todo):
         calibrated(filler, data)
     for part in todo:

@@ -108,8 +108,8 @@ class Runner:
         case = CASES[job.case]
         if job.trained in LEARNT:
             config = learnt(job.trained, case, self.scale, 1, self.minutes, dict(job.changes))  # are all names known?
-        data = self._data(job.case, seed)
-        test = data if job.test is None else self._data(job.test.name, seed)
+        data = self.data(job.case, seed)
+        test = data if job.test is None else self.data(job.test.name, seed)
         if job.omega is not None:
             test = test.judged_by(SAMPLES[self.scale.name])
         sizes = {
@@ -122,7 +122,7 @@ class Runner:
             chosen = classical(job.trained, case, self.scale, data.domain)
             return self._classical(chosen.method, chosen.fit_samples, chosen.fill_cells, data, sizes)
         config = learnt(job.trained, case, self.scale, data.frames, self.minutes, dict(job.changes))
-        filler, facts = self._trained(job, config, data, seed)
+        filler, facts = self.trained(job, config, data, seed)
         use_ensemble(filler, job.ensemble or ensemble_of(job.trained, config))
         with rows.clocked() as clock:
             if job.omega is None:
@@ -163,14 +163,14 @@ class Runner:
             "settings": repr(method),
         }
 
-    def _data(self, case: str, seed: int) -> Data:
+    def data(self, case: str, seed: int) -> Data:
         """The data of a case; those of the last one are kept at hand."""
         if self._loaded is None or self._loaded[0] != (case, seed):
             self._loaded = None  # two large cases need not be in memory together
             self._loaded = (case, seed), load(CASES[case], self.scale, seed, self.cache, self.say)
         return self._loaded[1]
 
-    def _trained(self, job: Job, config: Config, data: Data, seed: int) -> tuple[Filler, dict[str, Any]]:
+    def trained(self, job: Job, config: Config, data: Data, seed: int) -> tuple[Filler, dict[str, Any]]:
         """The model of a job, from the cache if it was trained before, and what its training cost."""
         path = self.model_path(job, config, seed)
         told = path.with_suffix(".json")
