@@ -311,6 +311,17 @@ def test_seeds_are_averaged_and_their_spread_is_told() -> None:
     assert table is not None and "0.3000 ± 0.1414 (1.00; 1.85)" in table.markdown()
 
 
+def test_a_table_tells_the_budget_of_its_trainings_and_the_exceptions() -> None:
+    case = ("main", "navier-stokes-pixel80")
+    minutes = {"missdiff": 6.0, "paper": 6.0, "fieldfill": 1.5, "telea": None}
+    found = made_up({(*case, method): 0.2 for method in minutes})
+    for row in found.rows:
+        budget = minutes[row["method"]]
+        row |= {"budget": {"minutes": budget, "steps": 0}, "train_steps": 0 if budget is None else 10}
+    table = make_table(found, "main")
+    assert table is not None and table.lines[-1] == ("processor minutes of a training", "6; `fieldfill`: 1.5")
+
+
 def test_methods_are_compared_on_the_seeds_that_all_of_them_have() -> None:
     """Another seed has other gaps: one method's row of it must not enter a comparison."""
     case = ("main", "navier-stokes-pixel80")

@@ -58,6 +58,7 @@ def _error_table(found: Summary, bench: str) -> Table:
     classical = bench in WITH_CLASSICAL
     lines = [(f"`{name}`", *(_entry(found, bench, case, name, classical) for case in cases)) for name in methods]
     lines.append(("variance of the truth", *(_variance(found, bench, case) for case in cases)))
+    lines.append(("processor minutes of a training", *(_minutes(found, bench, case) for case in cases)))
     reference = "the best classical row" if classical else "the best row of the column"
     legend = (
         f"MSE on missing cells / variance of the truth there (ratio to {reference}; the same ratio in the paper, whose "
@@ -66,7 +67,7 @@ def _error_table(found: Summary, bench: str) -> Table:
     heads = ["", *cases]
     if bench == "ensemble":
         heads.append("time / K = 1 (paper)")
-        lines = [(*line, _time_ratio(found, cases, name)) for line, name in zip(lines, [*methods, ""])]
+        lines = [(*line, _time_ratio(found, cases, name)) for line, name in zip(lines, [*methods, "", ""])]
     return Table(BENCHES[bench].title, legend, tuple(heads), tuple(lines))
 
 
@@ -95,6 +96,17 @@ def _paper_ratio(found: Summary, case: str, method: str) -> float | None:
 def _variance(found: Summary, bench: str, case: str) -> str:
     values = [found.mean(bench, case, name, "variance_missing") for name in found.methods(bench)]
     return next((f"{value.value:.4g}" for value in values if value is not None), "–")
+
+
+def _minutes(found: Summary, bench: str, case: str) -> str:
+    """The budget of most trainings of a column, then those that had another one."""
+    methods: dict[float, list[str]] = {}
+    for row in found.rows:
+        if (row["bench"], row["case"]) == (bench, case) and row.get("train_steps") and row["budget"]["minutes"]:
+            methods.setdefault(row["budget"]["minutes"], []).append(f"`{row['method']}`")
+    told = sorted(methods.items(), key=lambda item: -len(item[1]))
+    rest = [f"{', '.join(sorted(set(names)))}: {minutes:g}" for minutes, names in told[1:]]
+    return "; ".join([f"{told[0][0]:g}", *rest]) if told else "–"
 
 
 def _time_ratio(found: Summary, cases: list[str], method: str) -> str:
