@@ -95,7 +95,14 @@ def _paper_best(found: Summary) -> Finding:
 
 
 def _wrong_partition(found: Summary) -> Finding:
-    return _over(_worse(found, _columns(found, ("block",)), "paper_wrong_partition", "paper"))
+    """Told for whole blocks and behind their rim, which the wrong partition teaches to interpolate."""
+    out = []
+    for case, holds, text in _worse(found, _columns(found, ("block",)), "paper_wrong_partition", "paper"):
+        wrong, right = (found.mean("block", case, name, "mse_inside") for name in ("paper_wrong_partition", "paper"))
+        if wrong is not None and right is not None:
+            text += f", {wrong.value / right.value:.3f} × more than {RIM:g} cells inside"
+        out.append((case, holds, text))
+    return _over(out)
 
 
 def _empty_blocks(found: Summary) -> Finding:
