@@ -21,11 +21,12 @@ from fieldfill.surroundings import surroundings
 from fieldfill.uncertainty import Calibration, HeldCells
 from fieldfill.windows import Windows, frame_shares
 
-__all__ = ["calibrate", "choose_ensemble", "clear_scene", "held_cells", "missing_places"]
+__all__ = ["affordable", "calibrate", "choose_ensemble", "clear_scene", "held_cells", "missing_places"]
 
 BATCH = 8  # windows estimated at a time
 CHOICE_CELLS = 2**22  # cells of windows, over contexts and ways to fill, that a choice may cost
-MIN_CHOSEN = 6  # windows it is made on at least
+MIN_CHOSEN = 6  # windows it is made on, unless they cost more than
+DEAR_CELLS = 2**25  # cells
 SURVEYED = 64  # windows in which the missing cells are looked at
 MAX_PLACES = 200_000  # missing cells that describe them all
 ONE_PASS = 0.98  # of its error counts if all observations are used at once, which costs one pass and not ten
@@ -126,13 +127,18 @@ def choose_ensemble(
         candidates = [Ensemble(config.contexts), *balanced, Ensemble(0)]
     missing = missing_places(windows, generator)
     evaluations = sum(max(1, ensemble.count) for ensemble in candidates)
-    most = max(MIN_CHOSEN, CHOICE_CELLS // (evaluations * windows.at(*windows.places[0])[0].numel()))
+    most = affordable(evaluations * windows.at(*windows.places[0])[0].numel())
     scores = {}
     for ensemble in candidates:
         cells = held_cells(denoiser, partition, windows, ensemble, generator, missing, most)
         scores[ensemble] = float(np.average(cells.error**2, weights=cells.weight))
     best = min(scores, key=lambda ensemble: scores[ensemble] * (1 if ensemble.count else ONE_PASS))
     return best, {str(ensemble): score for ensemble, score in scores.items()}
+
+
+def affordable(cells: int) -> int:
+    """How many windows a choice is made on if each costs so many cells."""
+    return max(2, min(MIN_CHOSEN, DEAR_CELLS // cells), CHOICE_CELLS // cells)
 
 
 def _coverage(windows: Windows, generator: Generator) -> float:
