@@ -33,7 +33,8 @@ def contexts(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     partition, block = filler.model_.partition, CASES[case].pattern == "block"
     asked = _Asked.of(filler, data, SOME)
     found = asked.random(partition, (5, 10, 20), FEW_DRAWS if block else 1)
-    found["balanced 5"] = _told(asked.error(partition, Ensemble(5), FEW_DRAWS if block else DRAWS)[0])
+    balanced, _, chance = asked.error(partition, Ensemble(5), FEW_DRAWS if block else DRAWS)
+    found["balanced 5"] = _told(balanced) | {"chance": float(np.linalg.norm(chance) / len(chance))}
     found["all observations"] = _told(asked.error(partition, Ensemble(0))[0])
     if block:
         blocks = build_partition("block:3x3", filler.model_.bank, filler.model_.config.keep)
@@ -63,19 +64,25 @@ class _Asked:
         )
         return cls(model.denoiser, x, observed, truth)
 
-    def error(self, partition: Partition, ensemble: Ensemble, draws: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Mean squared error and variance between contexts of each window, (B,), over its missing cells and draws."""
+    def error(
+        self, partition: Partition, ensemble: Ensemble, draws: int = 1
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Mean squared error and variance between contexts of each window, (B,), over its missing cells and draws.
+
+        The third is the standard error of the first: what another set of draws would change.
+        """
         found = []
         for b, row in enumerate(self.observed):
             generators = [torch.Generator().manual_seed(seed) for seed in range(draws)]
             sets = torch.stack(ensemble.draw(partition, row.expand(draws, *row.shape), generators))
             distinct, number = sets.flatten(2).flatten(0, 1).unique(dim=0, return_inverse=True)
             answers = self.answers(b, distinct.view(-1, *row.shape))[number].view(*sets.shape[:2], -1)
-            error = (answers.mean(1) - self.truth[b][~row]).square().mean()
+            error = (answers.mean(1) - self.truth[b][~row]).square().mean(1)
             between = answers.var(1).mean() if sets.shape[1] > 1 else torch.zeros(())
-            found.append((error.item(), between.item()))
-        errors, betweens = np.array(found).T
-        return errors, betweens
+            chance = error.std() / draws**0.5 if draws > 1 else torch.zeros(())
+            found.append((error.mean().item(), between.item(), chance.item()))
+        errors, betweens, chances = np.array(found).T
+        return errors, betweens, chances
 
     @torch.no_grad()
     def answers(self, b: int, contexts: torch.Tensor) -> torch.Tensor:
@@ -88,7 +95,7 @@ class _Asked:
 
     def random(self, partition: Partition, counts: tuple[int, ...], draws: int) -> dict[str, Any]:
         """Expected errors of K random contexts, and of infinitely many."""
-        error, between = self.error(partition, Ensemble(MANY, design="random"), draws)
+        error, between, _ = self.error(partition, Ensemble(MANY, design="random"), draws)
         limit = error - between / MANY
         return {f"random {count}": _told(limit + between / count) for count in counts} | {"limit": _told(limit)}
 
