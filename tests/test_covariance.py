@@ -187,6 +187,24 @@ def test_the_strongest_modes_are_few_steps_from_the_answer() -> None:
     assert distances[0] < 0.5 * distances[1]
 
 
+def test_steps_are_doubled_as_long_as_that_pays_and_a_saved_law_remembers_it() -> None:
+    windows, _, _ = cloudy(12)
+    chosen = {}
+    for steps in (2, 80):
+        skip = GaussianSkip(1, 5, (16, 18), (True, True), steps=steps, tolerance=0.0).eval()
+        skip.set_covariance(factorise(true_covariance(), skip))
+        skip.nugget.fill_(0.05**2)
+        before = covariance.held_out_error(skip, windows)
+        chosen[steps] = covariance._choose_effort(skip, windows)
+        assert skip.effort.item() == chosen[steps] and covariance.held_out_error(skip, windows) <= before
+    assert chosen[2] > 1 and chosen[80] == 1
+    skip.effort.fill_(4)
+    again, older = (GaussianSkip(1, 5, (16, 18), (True, True)) for _ in range(2))
+    again.load_state_dict(skip.state_dict())
+    older.load_state_dict({name: value for name, value in skip.state_dict().items() if name != "effort"})
+    assert (again.effort, older.effort) == (4, 1)
+
+
 def test_a_large_window_keeps_fewer_combinations_and_says_what_it_keeps(monkeypatch) -> None:
     monkeypatch.setattr(gaussian, "MAX_FACTOR_BYTES", 8 * 16 * 10 * 5 * 2)
     skip = GaussianSkip(1, 5, (16, 18), (True, True), steps=80).eval()

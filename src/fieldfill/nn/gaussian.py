@@ -59,14 +59,15 @@ class GaussianSkip(nn.Module):
     reach
         cells beyond which the stationary covariance is taken as zero.
     steps
-        conjugate-gradient steps of a fill at most; training takes half as many, where sampling noise hides the
-        difference.
+        conjugate-gradient steps of a fill at most, times the ``effort`` that a record was found to be worth; training
+        takes half as many, where sampling noise hides the difference.
     tolerance
         a sample whose squared residual fell by this factor takes no further steps.
     """
 
     factor: Tensor
     nugget: Tensor
+    effort: Tensor
     patterns: Tensor
     moving: "GaussianSkip | None"
     dynamics: LinearDynamics | None
@@ -90,6 +91,7 @@ class GaussianSkip(nn.Module):
         # Real and imaginary parts of L_k, since not every file format holds complex numbers: (K, CT, R, 2).
         self.register_buffer("factor", torch.zeros(modes, channels, rank, 2))
         self.register_buffer("nugget", torch.tensor(0.01))
+        self.register_buffer("effort", torch.tensor(1.0))
         self.register_buffer("patterns", torch.zeros(0, *self.shape))
         self._operator: Tensor | None = None
         self._modes: StrongModes | None = None
@@ -278,6 +280,7 @@ class GaussianSkip(nn.Module):
         found = state_dict.get(f"{prefix}patterns")
         if found is not None:
             self.patterns = torch.zeros_like(found)  # their number is learnt, not chosen
+        state_dict.setdefault(f"{prefix}effort", torch.ones_like(self.effort))  # models of earlier versions
         # So is which other laws there are; what they hold is loaded next, as that of parts of this module.
         self.moving = self.dynamics = None
         if f"{prefix}moving.factor" in state_dict:
@@ -305,7 +308,8 @@ class GaussianSkip(nn.Module):
         def operator(v: Tensor) -> Tensor:
             return mask * self.covary(v, turn) + noise * v
 
-        steps, tolerance = self.steps // 2 if self.training else self.steps, self.tolerance
+        steps = self.steps // 2 if self.training else round(self.steps * self.effort.item())
+        tolerance = self.tolerance
         if thorough:
             steps, tolerance = max(steps, THOROUGH_STEPS), min(tolerance, THOROUGH)
         return conjugate_gradients(operator, Deflation(modes, mask, noise, self.patterns), y, steps, tolerance)
