@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from torch import Generator, Tensor
 
 from fieldfill.budget import Budget, budget_table
-from fieldfill.calibrate import affordable, calibrate, choose_ensemble, clear_scene, held_cells, missing_places
+from fieldfill.calibrate import calibrate, choose_ensemble, clear_scene, held_cells, missing_places
 from fieldfill.config import Config
 from fieldfill.holdout import hold_out
 from fieldfill.masks import BlockMask, CloudMask, MaskModel, PixelMask
@@ -394,10 +394,3 @@ def test_contexts_are_used_if_they_are_worth_their_price(monkeypatch, share: flo
     config = Config(window=FRAMES, contexts=2)
     best, _ = choose_ensemble(Oracle(None), PixelPartition(), windows_of("pixel"), config, generator())
     assert best.count == contexts
-
-
-def test_a_choice_rests_on_fewer_windows_the_larger_they_are_and_never_on_one() -> None:
-    counts = [affordable(2**power) for power in range(10, 32)]
-    assert counts == sorted(counts, reverse=True) and counts[-1] == 2
-    assert affordable(31 * 50 * 3 * 32**2) == 6  # ten contexts in three ways and all at once, shallow water
-    assert affordable(31 * 8 * 256**2) == 4

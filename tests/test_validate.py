@@ -1,4 +1,4 @@
-"""The gain of a correction, and which of two networks to go on with."""
+"""The gain of a correction, which of two networks to go on with, and on how many windows a choice rests."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch
 import xarray as xr
 from torch import Generator, Tensor
 
+from fieldfill.calibrate import affordable
 from fieldfill.config import PRESETS, build_denoiser
 from fieldfill.holdout import hold_out
 from fieldfill.record import open_record
@@ -94,3 +95,10 @@ def test_a_gain_of_nothing_leaves_the_skip() -> None:
     assert not torch.allclose(guess, estimate) and torch.equal(estimate, denoiser(t, x, context))
     denoiser.gain.fill_(0)
     assert torch.equal(denoiser(t, x, context), guess)
+
+
+def test_a_choice_rests_on_fewer_windows_the_larger_they_are_and_never_on_one() -> None:
+    counts = [affordable(2**power) for power in range(10, 32)]
+    assert counts == sorted(counts, reverse=True) and counts[-1] == 2
+    assert affordable(31 * 50 * 3 * 32**2) == 6  # ten contexts in three ways and all at once, shallow water
+    assert affordable(31 * 8 * 256**2) == 4
