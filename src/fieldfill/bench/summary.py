@@ -89,10 +89,8 @@ class Summary:
         self, bench: str, case: str, method: str, among: Iterable[str] = CLASSICAL, key: str = ERROR
     ) -> float | None:
         """Error over the least error among some methods, by default the classical ones."""
-        error, best = (
-            self.error(bench, case, method, key),
-            min(self.errors(bench, case, among, key).values(), default=None),
-        )
+        error = self.error(bench, case, method, key)
+        best = min(self.errors(bench, case, among, key).values(), default=None)
         return None if error is None or not best else error / best
 
     def paper_ratio(self, bench: str, case: str, method: str) -> float | None:
