@@ -276,6 +276,9 @@ def test_ratios_to_the_best_classical_row_stand_beside_those_of_the_paper() -> N
     for entry in table:
         for reference in REFERENCES:
             assert entry[reference] == pytest.approx(entry[f"paper_{reference}"])
+    verdicts = {claim.statement: finding.verdict for claim, finding in check_claims(made_up(errors))}
+    judged = [verdict for words, verdict in verdicts.items() if "paper's ratio in 80" in words]
+    assert len(judged) == 2 and set(judged) == {HOLDS}
 
 
 def test_the_quantities_of_the_paper_are_its_own_in_every_world() -> None:
