@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Generator
 
-from fieldfill.config import NETWORKS, Config, build_denoiser
+from fieldfill.config import NETWORKS, PATCHED, Config, build_denoiser
 from fieldfill.errors import InputError
-from fieldfill.nn import FoldedUNet, SpaceTimeUNet
+from fieldfill.nn import FoldedUNet, Refiner, SpaceTimeUNet
 from fieldfill.nn.blocks import fold, unfold
 from fieldfill.nn.factorised import PRESERVING, TemporalAttention, TemporalConvolution
 from fieldfill.nn.fno import SpectralConv
@@ -127,7 +127,7 @@ def test_patches_are_for_the_network_that_has_them() -> None:
             for patch in (2, 1)
         )
         shapes = [[p.shape for p in denoiser.network.parameters()] for denoiser in (folded, plain)]
-        assert (shapes[0] != shapes[1]) == (network == "unet")
+        assert (shapes[0] != shapes[1]) == (network in PATCHED)
     with pytest.raises(InputError, match="unknown prediction 'score'"):
         build_denoiser(Config(prediction="score"), domain, (False, False), seed=0)
 
@@ -307,3 +307,20 @@ def test_fourier_operator_learns_a_shift_of_a_periodic_field() -> None:
         errors.append(loss.item())
     assert errors[0] == pytest.approx(1, rel=0.05)
     assert errors[-1] < 0.1, errors[-1]
+
+
+def test_one_refiner_serves_windows_of_any_length_and_treats_their_frames_alike() -> None:
+    network = build("refiner").eval()
+    features, log_snr = draw(1, 3, 9, 8, 8), torch.zeros(1)
+    whole = network(features, log_snr)
+    later = network(features[:, :, 2:], log_snr)
+    assert torch.allclose(later[:, :, 1:], whole[:, :, 3:], atol=1e-6)
+    assert not torch.allclose(later[:, :, 0], whole[:, :, 2], atol=1e-4)  # the frame before it is not seen any more
+
+
+def test_a_refiner_looks_farther_than_a_small_periodic_axis_is_long() -> None:
+    network = Refiner(3, 1, 2, base=8, levels=4, periodic=(True, True))
+    stir(network)
+    features = draw(1, 3, 2, 6, 8)
+    rolled = network(features.roll((2, 4), (-2, -1)), torch.zeros(1)).roll((-2, -4), (-2, -1))
+    assert torch.allclose(rolled, network(features, torch.zeros(1)), atol=1e-5)

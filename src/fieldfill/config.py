@@ -26,7 +26,18 @@ from fieldfill.masks import (
     TrackMask,
     VariableDropout,
 )
-from fieldfill.nn import FNO, FoldedUNet, GaussianSkip, LocalRegression, PullPush, SpaceTimeUNet, Transport, zero_skip
+from fieldfill.nn import (
+    FNO,
+    FoldedUNet,
+    GaussianSkip,
+    LocalRegression,
+    PullPush,
+    Refiner,
+    Scales,
+    SpaceTimeUNet,
+    Transport,
+    zero_skip,
+)
 from fieldfill.partition import (
     AllObserved,
     BlockPartition,
@@ -71,12 +82,14 @@ class Config(BaseModel):
     keep: tuple[float, float] = Field((0.5, 1.0), description="share of the observed cells in a training context")
     inputs: tuple[str, ...] = Field((), description="coordinates, day-of-year, or names of maps that the network knows")
     climatology: bool = Field(True, description="give cells a mean and spread of their own where that pays")
-    network: str = Field("unet", description="name of the network")
-    base: int = Field(48, ge=8, description="channels of the finest level")
-    levels: int = Field(3, ge=1, description="resolutions of the network")
+    network: str = Field("refiner", description="name of the network")
+    base: int = Field(32, ge=8, description="channels of the finest level")
+    levels: int = Field(3, ge=1, description="resolutions of the network, or blocks of the 'refiner'")
     prediction: str = Field("data", description="what the network predicts: the field, the noise or their velocity")
     spread: bool = Field(True, description="let the network say how sure it is")
-    patch: int = Field(2, ge=1, description="cells per side that the 'unet' folds into channels; others do not")
+    patch: int = Field(
+        2, ge=1, description="cells per side folded into channels by 'refiner' and 'unet'; others do not"
+    )
     skip: str = Field("gaussian", description="linear estimate that the network corrects")
     transport: bool = Field(True, description="add to the skip what the motion of a window carries into its gaps")
     local: bool = Field(True, description="add to the skip what maps and the neighbourhood of a cell say")
@@ -89,7 +102,7 @@ class Config(BaseModel):
 
 PRESETS: dict[str, Config] = {
     "fast": Config(),
-    "standard": Config(base=96, training=TrainSettings(steps=6000, ema=0.999, validate_every=250)),
+    "standard": Config(base=64, levels=4, training=TrainSettings(steps=10_000, batch=8, ema=0.999, validate_every=250)),
     "paper": Config(
         keep=(0.7, 0.7),
         climatology=False,
@@ -140,11 +153,14 @@ def adjusted(config: Config, changes: Sequence[str]) -> Config:
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "refiner": Refiner,
     "unet": FoldedUNet,
     "space-time-unet": SpaceTimeUNet,
     "karras-unet": partial(SpaceTimeUNet, magnitude_preserving=True),
     "fno": FNO,
 }
+PATCHED = ("refiner", "unet")
+LEVELS = 8  # of noise, at which the errors of first estimates are measured
 SKIPS = ("gaussian", "pull-push", "none")
 
 
@@ -176,7 +192,7 @@ def build_denoiser(
         raise InputError(f"unknown network '{config.network}'; choose one of {', '.join(NETWORKS)}")
     if config.prediction not in PREDICTIONS:
         raise InputError(f"unknown prediction '{config.prediction}'; choose one of {', '.join(PREDICTIONS)}")
-    patch = {"patch": config.patch} if config.network == "unet" else {}
+    patch = {"patch": config.patch} if config.network in PATCHED else {}
     static = static_features(domain) if static is None else static
     variables = domain.shape[0]
     moving = config.transport and config.window > 1 and config.skip != "none"
@@ -194,7 +210,10 @@ def build_denoiser(
     skip = _build_skip(config, domain, periodic)
     transport = Transport(variables, periodic) if moving else None
     local = LocalRegression(variables, len(static), periodic) if config.local and config.skip != "none" else None
-    return Denoiser(network, VPSchedule(), skip, static, config.prediction, config.spread, transport, local)
+    schedule = VPSchedule()
+    scaled = config.skip != "none" and config.prediction == "data"
+    scales = Scales(variables, schedule.log_snr(schedule.times(LEVELS, "snr")).float()) if scaled else None
+    return Denoiser(network, schedule, skip, static, config.prediction, config.spread, transport, local, scales)
 
 
 def _build_skip(config: Config, domain: Tensor, periodic: tuple[bool, bool]) -> Skip:

@@ -15,6 +15,9 @@ independent of all that is known, so there the network predicts x_0 whatever the
 what the motion of this window carries into its gaps (`fieldfill.nn.transport`) and what maps and the neighbourhood of a
 cell say (`fieldfill.nn.local`).
 
+*Units.* Where the first estimate is good, the network sees what it missed at the context cells, and answers, in units
+of what it misses at that noise level (`fieldfill.nn.scales`); losses are in these units, too.
+
 *How sure it is.* A second set of outputs may give the log-variance of x_0 given the context; it learns from the
 Gaussian likelihood of the residual.
 """
@@ -27,14 +30,15 @@ import torch
 from torch import Tensor, nn
 
 from fieldfill.nn.local import LocalRegression
+from fieldfill.nn.scales import Scales
 from fieldfill.nn.transport import Transport
 from fieldfill.schedule import VPSchedule
 
-__all__ = ["PREDICTIONS", "Denoiser", "Prediction", "matching_losses", "noised"]
+__all__ = ["PREDICTIONS", "Denoiser", "Prediction", "levels", "matching_losses", "noised"]
 
 Skip = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# Variances of unitless data: what an untrained head says, and the range it can say.
+# Variances in the units of the network: what an untrained head says, and the range it can say.
 FIRST_VARIANCE, LEAST_VARIANCE, LARGEST_VARIANCE = 0.5, 1e-5, 10.0
 
 # The likelihood shares the network's trunk with the mean. Its gradient does not shrink with the residual, that of the
@@ -105,6 +109,8 @@ class Denoiser(nn.Module):
         adds to the skip what the motion of the window carries; its correction and the trust in it are features.
     local
         adds to that what the neighbourhood says.
+    scales
+        units of what the network sees and says; None leaves those of the data. For "data" only.
     """
 
     static: Tensor
@@ -120,10 +126,12 @@ class Denoiser(nn.Module):
         spread: bool = False,
         transport: Transport | None = None,
         local: LocalRegression | None = None,
+        scales: Scales | None = None,
     ) -> None:
         super().__init__()
+        assert scales is None or prediction == "data"
         self.network, self.schedule, self.skip = network, schedule, skip
-        self.transport, self.local = transport, local
+        self.transport, self.local, self.scales = transport, local, scales
         self.prediction, self.spread = prediction, spread
         self.register_buffer("static", static)
         # How much of the network's correction is used: all of it in training, what validation says afterwards.
@@ -158,15 +166,30 @@ class Denoiser(nn.Module):
     def _answer(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The first estimate, what the network adds to it, and its log-variance."""
         x = torch.where(context, x_t, 0)
-        guess, moved = self._first(t, x, context)
+        guess, moved = self.first(t, x, context)
+        log_snr, unit = self.schedule.log_snr(t), self.unit(t)
+        if self.scales is not None:
+            misfit, _ = self.scales(log_snr)
+            x = torch.where(context, x - levels(self.schedule, t)[0] * guess, 0) / misfit
+            moved = [moved[0] / unit, moved[1]] if moved else moved
         b, variables, frames, _, _ = x.shape
         static = self.static[None, :, None].expand(b, -1, frames, -1, -1)
         features = torch.cat([x, context.to(x.dtype), guess, *moved, static], dim=1)
-        answer = self.network(features, self.schedule.log_snr(t))
-        return guess, answer[:, :variables], _log_variance(answer[:, variables:]) if self.spread else None
+        answer = self.network(features, log_snr)
+        log_variance = _log_variance(answer[:, variables:]) + 2 * unit.log() if self.spread else None
+        return guess, unit * answer[:, :variables], log_variance
 
-    def _first(self, t: Tensor, x: Tensor, context: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """The first estimate, and what the motion says: its share of the estimate and the trust in it."""
+    def unit(self, t: Tensor) -> Tensor:
+        """Of what the network says, (B, C, 1, 1, 1) or (B, 1, 1, 1, 1)."""
+        return (
+            torch.ones_like(t).view(-1, 1, 1, 1, 1) if self.scales is None else self.scales(self.schedule.log_snr(t))[1]
+        )
+
+    def first(self, t: Tensor, x: Tensor, context: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The first estimate, from x_t at the context cells and 0 elsewhere, and what the motion says.
+
+        The latter are its share of the estimate and the trust in it.
+        """
         guess, seen = self.skip_and_seen(t, x, context)
         moved: Sequence[Tensor] = ()
         if self.transport is not None:
@@ -209,13 +232,16 @@ def matching_losses(
 ) -> tuple[Tensor, Tensor]:
     """Loss (B,) of each sample over its own query cells, and whether it has any (B,) bool.
 
-    The squared error is taken in the space of the denoiser's prediction. A sample without a query cell has loss 0.
+    The squared error is taken in the space and the units of the denoiser's prediction. A sample without a query cell
+    has loss 0.
     """
     x_t = noised(denoiser.schedule, t, x, noise)
     output, log_variance = denoiser.outputs(t, x_t, context)
-    error = (output - denoiser.target(t, x, noise, context)).square()
+    unit = denoiser.unit(t)
+    error = ((output - denoiser.target(t, x, noise, context)) / unit).square()
     if log_variance is not None:
-        residual = (x - denoiser.convert(t, x_t, context, output.detach())).square()
+        log_variance = log_variance - 2 * unit.log()
+        residual = ((x - denoiser.convert(t, x_t, context, output.detach())) / unit).square()
         # Beyond the range the head has no answer, and noise prediction can be off by a hundred near t = 1.
         residual = residual.clamp(max=LARGEST_VARIANCE)
         weight = SPREAD_WEIGHT * torch.exp(0.5 * log_variance.detach())

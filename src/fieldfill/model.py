@@ -33,7 +33,7 @@ from fieldfill.windows import Normaliser
 
 __all__ = ["Model"]
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
 SPREAD = "spread."  # begins the names of the calibration's arrays
 

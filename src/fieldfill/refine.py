@@ -10,6 +10,9 @@ at every context cell: linear least squares for b. Vorticity gives the law of Bi
 (`fieldfill.nn.transport`) or by the neighbourhood (`fieldfill.nn.local`), the weights w solve
 :math:`\sum f f^T w = \sum f r` for each variable, at the smallest noise.
 
+*The scales* (`fieldfill.nn.scales`): mean squares of what the estimate misses, at context and at query cells, for a few
+noise levels.
+
 With or without the stream function, with a small or a large reach: of a few ways to see the motion the one with the
 smallest error at query cells is taken. Motion first, then the neighbourhood: each is used if it pays on held-out cells.
 """
@@ -20,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fieldfill.denoise import Denoiser, noised
+from fieldfill.denoise import Denoiser, levels, noised
+from fieldfill.nn.scales import Scales
 from fieldfill.nn.transport import SMOOTHED, Transport, contrast, turned_gradient
 from fieldfill.partition import Partition
 from fieldfill.seeds import position_stream
@@ -32,6 +36,7 @@ __all__ = ["learn_first_estimate"]
 # How much of the stream function, weight of wider neighbourhoods, stiffness.
 WAYS = ((0.0, 0.01, 0.0), (0.0, 1.0, 0.0), (1.0, 0.01, 0.5), (1.0, 0.01, 50.0))
 WINDOWS, CELLS = 48, 2**21  # that are looked at, at most
+SCALED = 8  # windows that tell the scales
 LEAST_GAIN = 0.01  # of the held-out error, without which the flow carries nothing
 RIDGE = 1e-4
 
@@ -71,7 +76,29 @@ def learn_first_estimate(
         local.weights.copy_(weights)
         error = _keep_if_it_pays(local.weights, denoiser, windows, seed, error)
         found["neighbourhood"] = {"validation": error}
+    if denoiser.scales is not None:
+        _learn_scales(denoiser, denoiser.scales, windows, partition, seed)
     return found
+
+
+def _learn_scales(denoiser: Denoiser, scales: Scales, windows: Windows, partition: Partition, seed: int) -> None:
+    drawn = [_draw(windows, partition, seed, i) for i in range(SCALED)]
+    x, noise, context, query = (torch.cat(tensors) for tensors in zip(*drawn))
+    for level, log_snr in enumerate(scales.log_snr):
+        t = denoiser.schedule.time(log_snr).expand(at_once(windows))
+        sums = torch.zeros(4, x.shape[1], dtype=torch.float64)
+        for parts in zip(*(tensor.split(len(t)) for tensor in (x, noise, context, query))):
+            sums += _misses(denoiser, t[: len(parts[0])], *parts)
+        scales.learn(level, sums[0] / sums[1], sums[2] / sums[3])
+
+
+def _misses(denoiser: Denoiser, t: Tensor, x: Tensor, noise: Tensor, context: Tensor, query: Tensor) -> Tensor:
+    """Sum and number of squared misfits at context cells, then of squared residuals at query cells (4, C)."""
+    x_t = torch.where(context, noised(denoiser.schedule, t, x, noise), 0)
+    guess = denoiser.first(t, x_t, context)[0]
+    misses = (x_t - levels(denoiser.schedule, t)[0] * guess).square(), (x - guess).square()
+    terms = [(torch.where(cells, miss, 0), cells) for miss, cells in zip(misses, (context, query))]
+    return torch.stack([term.double().sum((0, 2, 3, 4)) for pair in terms for term in pair])
 
 
 def _keep_if_it_pays(weights: Tensor, denoiser: Denoiser, windows: Windows, seed: int, before: float) -> float:

@@ -61,17 +61,17 @@ class TrainSettings:
         whether validation decides how much of the network's correction is used, see `fieldfill.validate`.
     """
 
-    steps: int = 500
+    steps: int = 1500
     minutes: float | None = None
     clock: Literal["wall", "processor"] = "wall"
-    batch: int = 16
-    rate: float = 1e-3
+    batch: int = 4
+    rate: float = 3e-3
     warmup: float = 0.05
     clip: float = 1.0
     decay: float = 1e-4
     ema: float = 0.995
-    time_power: float = 3.0
-    validate_every: int = 50
+    time_power: float = 10.0
+    validate_every: int = 100
     patience: int = 8
     accumulate: int = 0
     precision: Literal["float32", "bf16"] = "float32"

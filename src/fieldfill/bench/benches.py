@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fieldfill.bench import paper
-from fieldfill.bench.cases import CASES, Case, Scale
+from fieldfill.bench.cases import CASES, UNET, Case, Scale
 from fieldfill.bench.methods import methods_of
 from fieldfill.config import PRESETS
 from fieldfill.errors import InputError
@@ -90,7 +90,7 @@ def _named(*parts: str) -> tuple[str, ...]:
 
 # Sizes of the other networks: the paper's shape, and an FNO that a few minutes can train.
 SHAPES: dict[str, tuple[tuple[str, Any], ...]] = {
-    "unet": (),
+    "unet": tuple(UNET.items()),
     "space-time-unet": (("network", "space-time-unet"), ("base", 32), ("levels", 3)),
     "fno": (("network", "fno"), ("base", 32), ("levels", 4)),
 }
@@ -105,7 +105,13 @@ def _optimum(scale: Scale) -> list[Job]:
     return [
         *_all_methods("optimum", (case,))(scale),
         replace(untrained, changes=(*untrained.changes, ("contexts", 0))),
-        Job("optimum", case, "fieldfill-standard", "fieldfill", (("base", PRESETS["standard"].base),)),
+        Job(
+            "optimum",
+            case,
+            "fieldfill-standard",
+            "fieldfill",
+            tuple((name, getattr(PRESETS["standard"], name)) for name in ("base", "levels")),
+        ),
     ]
 
 

@@ -1,13 +1,13 @@
 """The methods of the benchmark by name: classical ones from `fieldfill.baselines`, learnt ones as configurations.
 
-All learnt methods share one backbone of one size and one budget (see `fieldfill.bench.cases.Scale`); they differ in the
-partition, the objective and what is done at inference, as the methods they stand for do:
+All learnt methods have one budget, and all but ours one backbone of one size (see `fieldfill.bench.cases.Scale`); they
+differ in the partition, the objective and what is done at inference, as the methods they stand for do:
 
 * ``missdiff``: context = query = everything observed; ``missdiff_noise`` predicts the noise, as first published;
 * ``ambientdiff``: the context is a random subset, the query all observed cells, one context at inference;
 * ``paper``: contexts with the structure of the gaps, 70 % of the cells, uniform t, no skip, the mean over ten;
 * ``paper_wrong_partition``: the same with single-pixel contexts on block gaps;
-* ``fieldfill``: our defaults.
+* ``fieldfill``: our defaults, with a network of their own.
 """
 
 from collections.abc import Callable, Mapping
@@ -109,19 +109,22 @@ def learnt(
     name: str, case: Case, scale: Scale, frames: int, minutes: float | None, changes: Mapping[str, Any]
 ) -> Config:
     """The configuration of a learnt method for samples of ``frames`` frames; ``changes`` are those of an ablation."""
-    preset = PRESETS["fast"] if name == "fieldfill" else PRESETS["paper"]
+    ours = name == "fieldfill"
+    preset = PRESETS["fast"] if ours else PRESETS["paper"]
     training = replace(
         preset.training,
         steps=scale.steps,
         minutes=scale.minutes if minutes is None else minutes,
         clock="processor",  # a busy machine must not change a row
-        batch=scale.batch[case.data],
+        batch=preset.training.batch if ours else scale.batch[case.data],
         validate_every=scale.validate_every,
         patience=10**6,  # the budget alone ends a training, so that it is the same for all
     )
-    window = 8 if case.record else frames if name == "fieldfill" else min(frames, scale.window)
-    settings = preset.model_dump() | {"window": window, "training": training} | dict(scale.network)
-    if name != "fieldfill":
+    window = 8 if case.record else frames if ours else min(frames, scale.window)
+    settings = (
+        preset.model_dump() | {"window": window, "training": training} | dict(scale.ours if ours else scale.network)
+    )
+    if not ours:
         settings |= {"spread": False, "climatology": False}
     settings |= _differences(name, case) | dict(changes)
     try:

@@ -8,6 +8,8 @@ from fieldfill.nn.factorised import SpaceTimeUNet
 from fieldfill.nn.fno import FNO
 from fieldfill.nn.gaussian import GaussianSkip
 from fieldfill.nn.local import LocalRegression
+from fieldfill.nn.refiner import Refiner
+from fieldfill.nn.scales import Scales
 from fieldfill.nn.skip import PullPush, zero_skip
 from fieldfill.nn.transport import Transport
 from fieldfill.nn.unet import FoldedUNet
@@ -18,6 +20,8 @@ __all__ = [
     "GaussianSkip",
     "LocalRegression",
     "PullPush",
+    "Refiner",
+    "Scales",
     "SpaceTimeUNet",
     "Transport",
     "zero_skip",

@@ -19,33 +19,36 @@ def pad_around(x: Tensor, margin: int, periodic: Sequence[bool]) -> Tensor:
     Unlike the library's circular padding, this keeps the channels-last layout, in which convolutions are faster.
     """
     for axis, around in zip((-2, -1), periodic):
-        if around:
-            size = x.shape[axis]
-            assert size >= margin, f"an axis of {size} cells cannot go on around for {margin}"
+        size = x.shape[axis]
+        if around and size >= margin:
             x = torch.cat([x.narrow(axis, size - margin, margin), x, x.narrow(axis, 0, margin)], dim=axis)
+        elif around:  # more than once around
+            x = x.index_select(axis, torch.arange(-margin, size + margin, device=x.device) % size)
     return x
 
 
 class PaddedConv(nn.Module):
     """Convolution that pads each axis with zeros, or around where the axis is periodic."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, periodic: Sequence[bool], stride: int = 1) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, periodic: Sequence[bool], stride: int = 1, dilation: int = 1
+    ) -> None:
         super().__init__()
-        self.periodic, self.margin = tuple(periodic), kernel // 2
+        self.periodic, self.margin = tuple(periodic), kernel // 2 * dilation
         zero = [0 if around else self.margin for around in periodic]
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=(zero[0], zero[1]))
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=(zero[0], zero[1]), dilation=dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(pad_around(x, self.margin, self.periodic))
 
 
 class ResBlock(nn.Module):
-    """Two convolutions around a residual path; the noise level scales and shifts in between."""
+    """Two convolutions, the first maybe dilated, around a residual path; the noise level scales and shifts between."""
 
-    def __init__(self, inputs: int, outputs: int, embedding: int, periodic: Sequence[bool]) -> None:
+    def __init__(self, inputs: int, outputs: int, embedding: int, periodic: Sequence[bool], dilation: int = 1) -> None:
         super().__init__()
         self.norm1, self.norm2 = group_norm(inputs), group_norm(outputs)
-        self.conv1 = PaddedConv(inputs, outputs, 3, periodic)
+        self.conv1 = PaddedConv(inputs, outputs, 3, periodic, dilation=dilation)
         self.conv2 = PaddedConv(outputs, outputs, 3, periodic)
         self.film = nn.Linear(embedding, 2 * outputs)
         self.path = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
