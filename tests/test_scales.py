@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from test_local import windows_of
 
 from fieldfill.config import PRESETS, build_denoiser
 from fieldfill.denoise import FIRST_VARIANCE, matching_losses, noised
@@ -11,6 +10,7 @@ from fieldfill.nn.local import blurred
 from fieldfill.partition import PixelPartition
 from fieldfill.refine import learn_first_estimate
 from fieldfill.schedule import VPSchedule
+from test_local import windows_of
 
 LEVELS = torch.tensor([-4.0, 0.0, 6.0])
 
