@@ -37,6 +37,7 @@ import xarray as xr
 from torch import Generator, Tensor
 
 from fieldfill.audit import mask_bank
+from fieldfill.bench.cases import UNET
 from fieldfill.config import PRESETS, Config, build_denoiser, build_partition
 from fieldfill.covariance import learn_covariance
 from fieldfill.denoise import Denoiser
@@ -98,8 +99,8 @@ def first(**changes: Any) -> dict[str, Any]:
 
 
 def net(threads: int = 1, settings: type[TrainSettings] = TrainSettings, **changes: Any) -> dict[str, Any]:
-    """A network on the pull-push skip: fields of the configuration, or of its training settings, replaced."""
-    plain = {"skip": "pull-push", "transport": False, "local": False}
+    """A folded U-Net on the pull-push skip: fields of the configuration, or of its training settings, replaced."""
+    plain = {**UNET, "skip": "pull-push", "transport": False, "local": False, "rate": 1e-3, "time_power": 3.0}
     return {"trained": True, "threads": threads, "settings": settings, "changes": plain | changes}
 
 

@@ -13,6 +13,7 @@ import json
 import subprocess
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,7 @@ from fieldfill.denoise import Denoiser
 from fieldfill.holdout import hold_out
 from fieldfill.nn import GaussianSkip
 from fieldfill.nn.transport import Transport
+from fieldfill.partition import Partition
 from fieldfill.record import open_record
 from fieldfill.refine import learn_first_estimate
 from fieldfill.sample import Ensemble, single_step
@@ -43,61 +45,77 @@ SHOWN = "era5-pixel20,advection-block8of9,navier-stokes-pixel60,gaussian-cloud40
 BATCH = 8
 
 
+@dataclass
+class Prepared:
+    """Everything up to the Gaussian mean of a case, and how it is judged on the test."""
+
+    denoiser: Denoiser
+    windows: Windows
+    partition: Partition
+    test: Windows
+    truth: Tensor
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, case: Case, cache: Path, seed: int = 0) -> "Prepared":
+        scale = SCALES["cpu"]
+        data = load(case, scale, seed, cache)
+        config = learnt("fieldfill", case, scale, data.frames, None, {})
+        record = open_record(data.train, None, None, data.domain)
+        windows = Windows(record, Normaliser(record.mean, record.std), config.window)
+        windows.held = hold_out(windows, config.hold_out, stream(seed, "hold-out"))
+        windows.normalise(learn_normaliser(windows, stream(seed, "climatology")))
+        domain = torch.from_numpy(record.domain)
+        static = static_features(domain, windows.normaliser)
+        denoiser = build_denoiser(config, domain, record.periodic, seed, static)
+        partition = build_partition(case.unit, mask_bank(windows, seed), config.keep)
+        assert isinstance(denoiser.skip, GaussianSkip)
+        begun = time.process_time()
+        learn_covariance(denoiser.skip, windows, stream(seed, "covariance"))
+        spent = time.process_time() - begun
+        test = Windows(open_record(data.test, None, None, data.domain), windows.normaliser, config.window)
+        truth = np.stack([data.truth[name].values for name in record.variables], axis=1)
+        return cls(denoiser, windows, partition, test, windows.normaliser.to_tensor(truth), spent)
+
+    def error(self, known: bool = False) -> float:
+        """Mean squared error, unitless, at the missing cells of the first window of each test sample.
+
+        ``known`` lets the motion be seen in the truth.
+        """
+        self.denoiser.eval()
+        total, cells = 0.0, 0
+        for first in range(0, len(self.truth), BATCH):
+            samples = range(first, min(first + BATCH, len(self.truth)))
+            x, observed = self.test.training([(sample, 0) for sample in samples])
+            partition = build_partition("pixel", observed, (1, 1))
+            true = self.truth[first : first + BATCH, :, : self.test.length].to(x)
+            with torch.no_grad(), _moving_as(self.denoiser.transport, true) if known else nullcontext():
+                found = single_step(self.denoiser, x, observed, partition, Ensemble(0), Generator().manual_seed(first))
+            error = (found.mean - true)[~observed]
+            total, cells = total + float(error.double().square().sum()), cells + len(error)
+        return total / cells
+
+
 def run(case: Case, cache: Path, seed: int = 0) -> dict[str, Any]:
-    scale = SCALES["cpu"]
-    data = load(case, scale, seed, cache)
-    config = learnt("fieldfill", case, scale, data.frames, None, {})
-    record = open_record(data.train, None, None, data.domain)
-    windows = Windows(record, Normaliser(record.mean, record.std), config.window)
-    windows.held = hold_out(windows, config.hold_out, stream(seed, "hold-out"))
-    windows.normalise(learn_normaliser(windows, stream(seed, "climatology")))
-    domain = torch.from_numpy(record.domain)
-    static = static_features(domain, windows.normaliser)
-    denoiser = build_denoiser(config, domain, record.periodic, seed, static)
-    partition = build_partition(case.unit, mask_bank(windows, seed), config.keep)
-    assert isinstance(denoiser.skip, GaussianSkip)
+    prepared = Prepared.of(case, cache, seed)
+    metrics = {"skip": prepared.error()}
     begun = time.process_time()
-    learn_covariance(denoiser.skip, windows, stream(seed, "covariance"))
-    learnt_at = time.process_time()
-    test = Windows(open_record(data.test, None, None, data.domain), windows.normaliser, config.window)
-    truth = np.stack([data.truth[name].values for name in record.variables], axis=1)
-    units = windows.normaliser.to_tensor(truth)
-    alone = _error(denoiser, test, units)
-    refining = time.process_time()
-    stages = learn_first_estimate(denoiser, windows, partition, seed)
-    refined = time.process_time()
-    metrics = {"skip": alone, "mse_missing": _error(denoiser, test, units)}
-    if denoiser.transport is not None and denoiser.transport.weights.any():
-        metrics["with_the_true_motion"] = _error(denoiser, test, units, known=True)
+    stages = learn_first_estimate(prepared.denoiser, prepared.windows, prepared.partition, seed)
+    spent = time.process_time() - begun
+    metrics["mse_missing"] = prepared.error()
+    transport = prepared.denoiser.transport
+    if transport is not None and transport.weights.any():
+        metrics["with_the_true_motion"] = prepared.error(known=True)
     return {
         "bench": "first_estimate",
         "case": case.name,
         "seed": seed,
         "held_out": stages,
         "metrics": metrics,
-        "covariance_cpu_seconds": learnt_at - begun,
-        "stages_cpu_seconds": refined - refining,
-        "commit": _commit(),
+        "covariance_cpu_seconds": prepared.cpu_seconds,
+        "stages_cpu_seconds": spent,
+        "commit": commit(),
     }
-
-
-def _error(denoiser: Denoiser, test: Windows, truth: Tensor, known: bool = False) -> float:
-    """Mean squared error, unitless, at the missing cells of the first window of each test sample.
-
-    ``known`` lets the motion be seen in the truth.
-    """
-    denoiser.eval()
-    total, cells = 0.0, 0
-    for first in range(0, len(truth), BATCH):
-        samples = range(first, min(first + BATCH, len(truth)))
-        x, observed = test.training([(sample, 0) for sample in samples])
-        partition = build_partition("pixel", observed, (1, 1))
-        true = truth[first : first + BATCH, :, : test.length].to(x)
-        with torch.no_grad(), _moving_as(denoiser.transport, true) if known else nullcontext():
-            found = single_step(denoiser, x, observed, partition, Ensemble(0), Generator().manual_seed(first))
-        error = (found.mean - true)[~observed]
-        total, cells = total + float(error.double().square().sum()), cells + len(error)
-    return total / cells
 
 
 def _moving_as(transport: Transport | None, true: Tensor) -> AbstractContextManager[object]:
@@ -107,7 +125,7 @@ def _moving_as(transport: Transport | None, true: Tensor) -> AbstractContextMana
     return patch.object(transport, "motion", lambda _, context: seen(true, context))
 
 
-def _commit() -> str:
+def commit() -> str:
     asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return asked.stdout.strip()
 
