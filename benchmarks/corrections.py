@@ -5,7 +5,7 @@
 
 For each case of the benchmark at the scale ``cpu`` all variants start from one first estimate. A row tells the error on
 held-out cells before and along the training, and on the missing cells of the test windows, filled from all their
-observations at once, before and after it. Rows go to benchmarks/results/corrections; existing ones are kept. One thread.
+observations at once, before and after it. Rows go to benchmarks/results/corrections. One thread.
 """
 
 import argparse
