@@ -40,7 +40,8 @@ def test_training_lowers_the_error_on_held_out_cells() -> None:
     training.run()
     after = validate(training.denoiser, training.windows, 0).error
     assert after < 0.7 * before
-    assert after == pytest.approx(training.best["error"], rel=1e-5)
+    # The error of the best is told with gains that do not know the window they are used in.
+    assert after <= training.best["error"] == pytest.approx(after, rel=0.03)
     assert training.least == min(entry["validation"] for entry in training.history) >= training.best["error"] / 1.005
 
 

@@ -62,6 +62,18 @@ def test_a_gain_never_turns_a_correction_around_or_enlarges_it(windows) -> None:
     assert validate(Known(windows, 0.5, 0.0), windows, 0, shrink=True).gain == 1
 
 
+def test_a_correction_that_only_one_window_speaks_for_is_left_out(windows) -> None:
+    class Lucky(Known):
+        def compare(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+            guess, estimate, variance = super().compare(t, x_t, context)
+            return guess, torch.cat([3 * estimate[:1], -0.05 * estimate[1:]]), variance
+
+    assert 2 < len(windows.held.places) <= 16  # all of them in one batch
+    skip = validate(Known(windows, 0.0, 0.0), windows, 0, shrink=True)
+    found = validate(Lucky(windows, 1.0, 0.0), windows, 0, shrink=True)
+    assert found.gain == 0 and found.error == skip.error
+
+
 def test_the_surprise_is_least_where_the_stated_variance_is_the_error(windows) -> None:
     error = validate(Known(windows, 0.0, 0.0), windows, 0).error
     tried = {factor: validate(Known(windows, 0.0, 0.0, factor * error), windows, 0).surprise for factor in (0.5, 1, 2)}

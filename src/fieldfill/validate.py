@@ -6,14 +6,16 @@ correction is used times a gain, the one number that fits the held-out cells bes
 .. math:: g = \frac{\sum r n}{\sum n^2} \in [0, 1], \qquad
           error = \frac1N \sum (r - g n)^2, \qquad surprise = \frac1N \sum \log v + (r - g n)^2 / v
 
-A network that has learnt nothing useful yet has g = 0 and leaves the first estimate as it is; what it knows about the
-spread counts all the same.
+A few held-out windows can be fitted by chance, a single one of them above all. So the error is that of each window with
+the gain of all the others, and unless it is smaller than that of the first estimate, g = 0 leaves this as it is. What
+the network knows about the spread counts all the same.
 """
 
 import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fieldfill.denoise import Denoiser, noised
 from fieldfill.parallel import ALONE, Team
@@ -52,8 +54,8 @@ def validate(
 ) -> Validation:
     """Fills the held-out cells from all other observations, at the smallest noise; ``shrink`` fits the gain."""
     denoiser.eval()
-    sums = torch.zeros(8, dtype=torch.float64)
-    mine = team.share(len(windows.held.places))
+    sums = torch.zeros(len(windows.held.places), 8, dtype=torch.float64)
+    mine = team.share(len(sums))
     for first in mine[:: (step := min(batch, at_once(windows)))]:
         chosen = range(first, min(first + step, mine.stop))
         x, context, held = windows.held_out([windows.held.places[i] for i in chosen])
@@ -61,17 +63,29 @@ def validate(
         x, context, held, noise = (tensor.to(team.device) for tensor in (x, context, held, noise))
         t = torch.full((len(x),), denoiser.schedule.delta, device=team.device)
         guess, estimate, variance = denoiser.compare(t, noised(denoiser.schedule, t, x, noise), context)
-        r, n = (x - guess)[held].double(), (estimate - guess)[held].double()
-        v = torch.ones_like(r) if variance is None else variance[held].double()
-        terms = (torch.ones_like(r), r * r, r * n, n * n, v.log(), r * r / v, r * n / v, n * n / v)
-        sums += torch.stack([term.sum() for term in terms]).cpu()
-    count, *moments = team.sum(*sums.tolist())
+        r, n = (torch.where(held, part - guess, 0).double() for part in (x, estimate))
+        v = torch.ones_like(r) if variance is None else torch.where(held, variance, 1).double()
+        terms = (held.double(), r * r, r * n, n * n, v.log(), r * r / v, r * n / v, n * n / v)
+        sums[chosen.start : chosen.stop] = torch.stack([term.flatten(1).sum(1) for term in terms], dim=1).cpu()
+    sums = torch.tensor(team.sum(*sums.flatten().tolist()), dtype=torch.float64).view(-1, 8)
+    count, rr, rn, nn, log, rr_v, rn_v, nn_v = sums.sum(0).tolist()
     if not count:
         return Validation(math.nan)
-    rr, rn, nn, log, rr_v, rn_v, nn_v = (moment / count for moment in moments)
-    gain = min(1.0, max(0.0, rn / nn)) if shrink and nn > 0 else 1.0
-    surprise = log + rr_v - 2 * gain * rn_v + gain**2 * nn_v
-    return Validation(rr - 2 * gain * rn + gain**2 * nn, gain, surprise if denoiser.spread else math.nan)
+    error, gain = _shrunk(*sums[:, 1:4].T) if shrink else (rr - 2 * rn + nn, 1.0)
+    surprise = (log + rr_v - 2 * gain * rn_v + gain**2 * nn_v) / count
+    return Validation(error / count, gain, surprise if denoiser.spread else math.nan)
+
+
+def _shrunk(rr: Tensor, rn: Tensor, nn: Tensor) -> tuple[float, float]:
+    """Summed error of windows with these moments (N,), each with the gain of all the others, and the gain of all."""
+    gain = _gain(rn.sum(), nn.sum())
+    others = _gain(rn.sum() - rn, nn.sum() - nn) if len(rr) > 1 else gain
+    error, first = (rr - 2 * others * rn + others**2 * nn).sum(), rr.sum()
+    return (float(error), float(gain)) if error < first else (float(first), 0.0)
+
+
+def _gain(rn: Tensor, nn: Tensor) -> Tensor:
+    return (rn / nn.clamp(min=torch.finfo(nn.dtype).tiny)).clamp(0, 1)
 
 
 def at_once(windows: Windows) -> int:
