@@ -7,13 +7,15 @@ import torch
 
 from conftest import gappy_dataset
 from fieldfill.config import Config, build_denoiser
+from fieldfill.denoise import matching_losses
 from fieldfill.errors import InputError
 from fieldfill.holdout import hold_out
+from fieldfill.nn import FoldedUNet, Refiner
 from fieldfill.parallel import ALONE
 from fieldfill.partition import MaskSwap, PixelPartition
 from fieldfill.record import open_record
 from fieldfill.sample import Ensemble, single_step
-from fieldfill.train import Training, TrainSettings
+from fieldfill.train import Training, TrainSettings, frames_at_once
 from fieldfill.validate import validate
 from fieldfill.windows import Normaliser, Windows
 
@@ -138,3 +140,26 @@ def test_single_step_pastes_observations_back_exactly(ensemble) -> None:
     assert torch.isfinite(mean).all() and (between >= 0).all()
     again = single_step(training.denoiser, x, observed, PixelPartition(), ensemble, torch.Generator().manual_seed(0))
     assert torch.equal(mean, again.mean)
+
+
+def test_a_step_that_looks_at_some_frames_has_the_loss_of_the_whole_window_for_what_it_asks() -> None:
+    training = make_training(TrainSettings(steps=1, batch=24, frames=4))
+    assert training.frames == 4 < training.windows.length
+    with torch.no_grad():
+        for weight in training.network.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    *batch, starts = training._draw(0)
+    query = batch[-1]
+    assert set(starts.tolist()) == {0, 1, 2}, "every part of the window is looked at"
+    asked = query.flatten(3).any(-1).any(1).sum(1).tolist()
+    assert all(0 < count <= (3 if start in (0, 2) else 2) for count, start in zip(asked, starts))
+    part, _ = matching_losses(training.denoiser, *batch, cut=training._cut(starts))
+    whole, _ = matching_losses(training.denoiser, *batch)
+    assert torch.allclose(part, whole, rtol=1e-4)
+
+
+def test_networks_that_tell_frames_apart_see_whole_windows() -> None:
+    settings = TrainSettings(frames=4)
+    assert frames_at_once(FoldedUNet(3, 1, 6, base=8), settings, 6) == 6
+    assert frames_at_once(Refiner(3, 1, 6, base=8), settings, 6) == 4
+    assert frames_at_once(Refiner(3, 1, 6, base=8), settings, 3) == 3

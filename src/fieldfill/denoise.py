@@ -37,6 +37,7 @@ from fieldfill.schedule import VPSchedule
 __all__ = ["PREDICTIONS", "Denoiser", "Prediction", "levels", "matching_losses", "noised"]
 
 Skip = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Cut = Callable[[Tensor], Tensor]
 
 # Variances in the units of the network: what an untrained head says, and the range it can say.
 FIRST_VARIANCE, LEAST_VARIANCE, LARGEST_VARIANCE = 0.5, 1e-5, 10.0
@@ -147,10 +148,14 @@ class Denoiser(nn.Module):
         variance = None if log_variance is None else log_variance.exp()
         return self.convert(t, x_t, context, output), variance
 
-    def outputs(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the network predicts and its log-variance of x_0, both (B, C, T, H, W)."""
-        guess, answer, log_variance = self._answer(t, x_t, context)
-        return self._join(guess, answer, context), log_variance
+    def outputs(self, t: Tensor, x_t: Tensor, context: Tensor, cut: Cut = lambda x: x) -> tuple[Tensor, Tensor | None]:
+        """What the network predicts and its log-variance of x_0, both (B, C, T, H, W).
+
+        ``cut`` takes some frames out of a window: the first estimate is made of all of them, but the network sees and
+        predicts only these.
+        """
+        guess, answer, log_variance = self._answer(t, x_t, context, cut)
+        return self._join(guess, answer, cut(context)), log_variance
 
     def compare(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The first estimate, that of the denoiser, and the variance, all (B, C, T, H, W)."""
@@ -163,10 +168,13 @@ class Denoiser(nn.Module):
             return guess + self.gain * answer
         return torch.where(context, 0, guess) + answer
 
-    def _answer(self, t: Tensor, x_t: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _answer(
+        self, t: Tensor, x_t: Tensor, context: Tensor, cut: Cut = lambda x: x
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The first estimate, what the network adds to it, and its log-variance."""
         x = torch.where(context, x_t, 0)
         guess, moved = self.first(t, x, context)
+        x, context, guess, *moved = map(cut, (x, context, guess, *moved))
         log_snr, unit = self.schedule.log_snr(t), self.unit(t)
         if self.scales is not None:
             misfit, _ = self.scales(log_snr)
@@ -228,15 +236,22 @@ def noised(schedule: VPSchedule, t: Tensor, x: Tensor, noise: Tensor) -> Tensor:
 
 
 def matching_losses(
-    denoiser: Denoiser, t: Tensor, x: Tensor, noise: Tensor, context: Tensor, query: Tensor
+    denoiser: Denoiser,
+    t: Tensor,
+    x: Tensor,
+    noise: Tensor,
+    context: Tensor,
+    query: Tensor,
+    cut: Cut = lambda x: x,
 ) -> tuple[Tensor, Tensor]:
-    """Loss (B,) of each sample over its own query cells, and whether it has any (B,) bool.
+    """Loss (B,) of each sample over its own query cells, and whether it has any (B,) bool; see `Denoiser.outputs`.
 
     The squared error is taken in the space and the units of the denoiser's prediction. A sample without a query cell
     has loss 0.
     """
     x_t = noised(denoiser.schedule, t, x, noise)
-    output, log_variance = denoiser.outputs(t, x_t, context)
+    output, log_variance = denoiser.outputs(t, x_t, context, cut)
+    x, x_t, noise, context, query = map(cut, (x, x_t, noise, context, query))
     unit = denoiser.unit(t)
     error = ((output - denoiser.target(t, x, noise, context)) / unit).square()
     if log_variance is not None:

@@ -27,7 +27,7 @@ from fieldfill.seeds import position_stream
 from fieldfill.validate import Validation, at_once, validate
 from fieldfill.windows import Ahead, Windows
 
-__all__ = ["Progress", "TrainSettings", "Training"]
+__all__ = ["Progress", "TrainSettings", "Training", "frames_at_once"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class TrainSettings:
         peak learning rate, share of the run in which it rises, gradient-norm limit, AdamW weight decay.
     ema
         decay of the averaged weights, approached from below in the first steps.
+    frames
+        of a window that the network sees in a step, if it treats all frames alike; the others see whole windows.
     time_power
         t = delta + (1 - delta) u**time_power; 1 is uniform.
     validate_every, patience
@@ -70,6 +72,7 @@ class TrainSettings:
     clip: float = 1.0
     decay: float = 1e-4
     ema: float = 0.995
+    frames: int = 8
     time_power: float = 10.0
     validate_every: int = 100
     patience: int = 8
@@ -148,6 +151,7 @@ class Training:
         self.times = PowerTime(self.settings.time_power, self.denoiser.schedule.delta)
         mine = len(self.team.share(self.settings.batch))
         self.parts = min(mine, self.settings.accumulate or math.ceil(mine / at_once(self.windows)))
+        self.frames = frames_at_once(self.network, self.settings, self.windows.length)
         self.batches = Ahead(self._draw)
         self._losses: list[float] = []
 
@@ -206,8 +210,8 @@ class Training:
             yield
 
     def _trial(self) -> Tensor:
-        t, x, _, context, _ = self._part(self.step * self.parts)
-        return self.denoiser(t, x, context)
+        t, x, _, context, _, starts = self._part(self.step * self.parts)
+        return self.denoiser.outputs(t, x, context, self._cut(starts))[0]
 
     def _part(self, n: int) -> list[Tensor]:
         begun = time.monotonic()
@@ -216,7 +220,7 @@ class Training:
         return [tensor.to(self.team.device) for tensor in drawn]
 
     def _draw(self, n: int) -> list[Tensor]:
-        """Part n, counted from the first step on, of this process's windows: t, x, noise, context, query."""
+        """Part n, counted from the first step on, of this process's windows: t, x, noise, context, query, start."""
         step, part = divmod(n, self.parts)
         mine = self.team.share(self.settings.batch)
         mine = mine[part * len(mine) // self.parts : (part + 1) * len(mine) // self.parts]
@@ -227,7 +231,27 @@ class Training:
         x, observed = self.windows.draw(1, generator)
         context, query = self.partition.split(observed, generator)
         t = self.times.sample(1, generator)
-        return t, x, torch.randn(x.shape, generator=generator), context, query
+        noise = torch.randn(x.shape, generator=generator)
+        return t, x, noise, context, *self._look(query, generator)
+
+    def _look(self, query: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """The query (1, C, T, H, W) in the frames that a step looks at, and the first of these (1,)."""
+        total, asked = query.shape[2], query.any(dim=(0, 1, 3, 4)).nonzero().flatten()
+        if self.frames == total or not len(asked):
+            return query, torch.zeros(1, dtype=torch.long)
+        middle = asked[torch.randint(len(asked), (1,), generator=generator)]
+        start = middle - torch.randint(1, self.frames - 1, (1,), generator=generator)
+        start = start.clamp(0, total - self.frames)
+        # A frame whose neighbour is cut off is seen, and not asked for.
+        first = int(start) + (start > 0).long()
+        last = int(start) + self.frames - (start + self.frames < total).long()
+        frame = torch.arange(total)
+        return query & ((frame >= first) & (frame < last))[:, None, None], start
+
+    def _cut(self, starts: Tensor) -> Callable[[Tensor], Tensor]:
+        if self.frames == self.windows.length:
+            return lambda x: x
+        return lambda x: torch.stack([row[:, start : start + self.frames] for row, start in zip(x, starts.tolist())])
 
     def _train_step(self) -> float:
         """One step of the optimiser; returns the mean loss over the windows of all processes."""
@@ -237,9 +261,9 @@ class Training:
         self.optimiser.zero_grad(set_to_none=True)
         total, counted = 0.0, 0.0
         for part in range(self.parts):
-            batch = self._part(self.step * self.parts + part)
+            t, x, noise, context, query, starts = self._part(self.step * self.parts + part)
             with self._using(self.shared) as denoiser, exchanging(self.shared, part == self.parts - 1):
-                losses, counts = matching_losses(denoiser, *batch)
+                losses, counts = matching_losses(denoiser, t, x, noise, context, query, self._cut(starts))
                 losses.sum().backward()
             total, counted = total + losses.sum().item(), counted + counts.sum().item()
         total, counted = self.team.sum(total, counted)
@@ -308,6 +332,11 @@ class Training:
         self.best_weights = state["best_weights"]
         for name in CHECKPOINTED:
             setattr(self, name, state[name])
+
+
+def frames_at_once(network: nn.Module, settings: TrainSettings, length: int) -> int:
+    """Frames of windows of that length which a network sees in a step."""
+    return min(length, max(3, settings.frames)) if getattr(network, "frames_alike", False) else length
 
 
 CHECKPOINTED = ("history", "step", "seconds", "waited", "skipped", "least", "best", "stale", "finished")

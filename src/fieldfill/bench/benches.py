@@ -88,8 +88,9 @@ def _named(*parts: str) -> tuple[str, ...]:
     return tuple(name for name in CASES if any(name.startswith(part) for part in parts))
 
 
-# Sizes of the other networks: the paper's shape, and an FNO that a few minutes can train.
+# Our own network, the one of the learnt methods, the paper's shape, and an FNO that a few minutes can train.
 SHAPES: dict[str, tuple[tuple[str, Any], ...]] = {
+    "refiner": (),
     "unet": tuple(UNET.items()),
     "space-time-unet": (("network", "space-time-unet"), ("base", 32), ("levels", 3)),
     "fno": (("network", "fno"), ("base", 32), ("levels", 4)),
@@ -178,7 +179,12 @@ SIZES: dict[str, list[tuple[int, int]]] = {
     "cpu": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32)],
     "paper": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32), (100, 64)],
 }
-SPEED = {"unet": "none", "unet-gaussian": "gaussian", "fno": "none", "space-time-unet": "none"}
+LIGHT = ("refiner", "unet")
+SPEED = {
+    **{f"{network}{suffix}": skip for network in LIGHT for suffix, skip in (("", "none"), ("-gaussian", "gaussian"))},
+    "fno": "none",
+    "space-time-unet": "none",
+}
 
 
 def _speed(scale: Scale) -> list[Job]:
@@ -189,7 +195,7 @@ def _speed(scale: Scale) -> list[Job]:
         jobs += [
             Job("speed", f"{frames}x{size}x{size}", name, "fieldfill", changes, size=(frames, size))
             for frames, size in SIZES[scale.name]
-            if network == "unet" or scale.name != "cpu" or size <= PATIENCE
+            if network in LIGHT or scale.name != "cpu" or size <= PATIENCE
         ]
     for case in ("advection-block8of9", "gaussian-cloud40"):
         jobs += [

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fieldfill.bench import paper
+from fieldfill.bench.benches import LIGHT
 from fieldfill.bench.methods import CLASSICAL, METHODS
 from fieldfill.bench.rows import RIM
 from fieldfill.bench.summary import AS_PRINTED, COLUMNS, ERROR, Summary
@@ -237,7 +238,7 @@ def _cheaper(found: Summary) -> Finding:
     out = []
     for case, factor in (("8x32x32", 10.0), ("50x32x32", 40.0)):
         ours, theirs = (
-            found.mean("speed", case, name, "train_seconds_per_sample") for name in ("unet", "space-time-unet")
+            found.mean("speed", case, name, "train_seconds_per_sample") for name in ("refiner", "space-time-unet")
         )
         if ours is not None and theirs is not None:
             ratio = theirs.value / ours.value
@@ -253,7 +254,7 @@ def _equal_time(found: Summary) -> Finding:
 def _growth(found: Summary) -> Finding:
     out = []
     for method in found.methods("speed"):
-        if method.startswith("unet"):
+        if method.startswith(LIGHT):
             for key, name in (("train_seconds_per_sample", "step"), ("fill_seconds_per_sample", "fill")):
                 value = growth(found, method, key)
                 if value is not None:

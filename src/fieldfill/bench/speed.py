@@ -12,6 +12,7 @@ from fieldfill.config import Config, build_denoiser
 from fieldfill.denoise import matching_losses
 from fieldfill.errors import InputError
 from fieldfill.nn import GaussianSkip
+from fieldfill.train import frames_at_once
 
 __all__ = ["measure", "slope"]
 
@@ -32,9 +33,11 @@ def measure(config: Config, cells: int, batch: int, repeats: int = 3) -> dict[st
     context = observed & (torch.rand(x.shape, generator=generator) < 0.7)
     t = torch.rand(batch, generator=generator)
     optimiser = torch.optim.AdamW(denoiser.parameters())
+    frames = frames_at_once(denoiser.network, config.training, config.window)
 
     def train() -> None:
-        losses, counted = matching_losses(denoiser, t, x, torch.randn(x.shape, generator=generator), context, observed)
+        noise = torch.randn(x.shape, generator=generator)
+        losses, counted = matching_losses(denoiser, t, x, noise, context, observed, lambda part: part[:, :, :frames])
         optimiser.zero_grad()
         losses[counted].mean().backward()
         optimiser.step()
