@@ -39,6 +39,12 @@ __all__ = ["PREDICTIONS", "Denoiser", "Prediction", "levels", "matching_losses",
 Skip = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Cut = Callable[[Tensor], Tensor]
 
+
+def _whole(x: Tensor) -> Tensor:
+    """Cuts nothing off."""
+    return x
+
+
 # Variances in the units of the network: what an untrained head says, and the range it can say.
 FIRST_VARIANCE, LEAST_VARIANCE, LARGEST_VARIANCE = 0.5, 1e-5, 10.0
 
@@ -148,7 +154,7 @@ class Denoiser(nn.Module):
         variance = None if log_variance is None else log_variance.exp()
         return self.convert(t, x_t, context, output), variance
 
-    def outputs(self, t: Tensor, x_t: Tensor, context: Tensor, cut: Cut = lambda x: x) -> tuple[Tensor, Tensor | None]:
+    def outputs(self, t: Tensor, x_t: Tensor, context: Tensor, cut: Cut = _whole) -> tuple[Tensor, Tensor | None]:
         """What the network predicts and its log-variance of x_0, both (B, C, T, H, W).
 
         ``cut`` takes some frames out of a window: the first estimate is made of all of them, but the network sees and
@@ -169,7 +175,7 @@ class Denoiser(nn.Module):
         return torch.where(context, 0, guess) + answer
 
     def _answer(
-        self, t: Tensor, x_t: Tensor, context: Tensor, cut: Cut = lambda x: x
+        self, t: Tensor, x_t: Tensor, context: Tensor, cut: Cut = _whole
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The first estimate, what the network adds to it, and its log-variance."""
         x = torch.where(context, x_t, 0)
@@ -189,9 +195,9 @@ class Denoiser(nn.Module):
 
     def unit(self, t: Tensor) -> Tensor:
         """Of what the network says, (B, C, 1, 1, 1) or (B, 1, 1, 1, 1)."""
-        return (
-            torch.ones_like(t).view(-1, 1, 1, 1, 1) if self.scales is None else self.scales(self.schedule.log_snr(t))[1]
-        )
+        if self.scales is None:
+            return torch.ones_like(t).view(-1, 1, 1, 1, 1)
+        return self.scales(self.schedule.log_snr(t))[1]
 
     def first(self, t: Tensor, x: Tensor, context: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """The first estimate, from x_t at the context cells and 0 elsewhere, and what the motion says.
@@ -242,7 +248,7 @@ def matching_losses(
     noise: Tensor,
     context: Tensor,
     query: Tensor,
-    cut: Cut = lambda x: x,
+    cut: Cut = _whole,
 ) -> tuple[Tensor, Tensor]:
     """Loss (B,) of each sample over its own query cells, and whether it has any (B,) bool; see `Denoiser.outputs`.
 
