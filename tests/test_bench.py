@@ -113,6 +113,20 @@ def test_an_interrupted_run_goes_on_with_the_next_missing_row(tmp_path: Path, mo
     assert not [path for path in (tmp_path / "results").rglob("*") if ".part" in path.name]
 
 
+def test_a_row_of_another_bench_that_is_the_same_measurement_is_taken_over(tmp_path: Path) -> None:
+    runner = Runner(tmp_path / "results", SMOKE, tmp_path / "cache", minutes=0.01, threads=1)
+    column = {"scale": SMOKE, "case": "navier-stokes-pixel80"}
+    runner.run(jobs_of(["main"], **column, method="missdiff"), [0])
+    ablation = jobs_of(["ratios"], **column, method="ratio-100-100")
+    runner.run(ablation, [0])
+    (there,), (taken,) = (rows.read(runner.results, bench) for bench in ("main", "ratios"))
+    assert taken == there | {"bench": "ratios", "method": "ratio-100-100", "paper": taken["paper"]}
+    assert taken["paper"]["value"] == paper.RATIOS["navier-stokes-pixel80"]["100/100"]
+    another_budget = Runner(tmp_path / "results", SMOKE, tmp_path / "cache", minutes=0.02, threads=1)
+    assert another_budget.row(ablation[0], 0)["budget"]["minutes"] == 0.02
+    assert another_budget.row(ablation[0], 1)["seed"] == 1
+
+
 def test_scales_do_not_share_a_folder(tmp_path: Path) -> None:
     job = jobs_of(["optimum"], SMOKE, method="climatology")
     Runner(tmp_path / "results", SMOKE, tmp_path / "cache", threads=1).run(job, [0])
