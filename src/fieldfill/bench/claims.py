@@ -33,12 +33,28 @@ REFERENCES = {
 }
 
 
+Comparison = tuple[str, bool, str]  # column, whether it holds there, the numbers
+
+
 @dataclass(frozen=True)
 class Finding:
     """What the rows say about a statement."""
 
     verdict: str
-    detail: str
+    comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def count(self) -> str:
+        """In how many columns it holds."""
+        return f"{sum(holds for _, holds, _ in self.comparisons)} of {len(self.comparisons)}"
+
+    @property
+    def detail(self) -> str:
+        """The count and the numbers of every column."""
+        if not self.comparisons:
+            return ""
+        told = (f"{column}: {text}{'' if holds else ' ✗'}" for column, holds, text in self.comparisons)
+        return f"{self.count}. {'; '.join(told)}"
 
 
 @dataclass(frozen=True)
@@ -50,18 +66,13 @@ class Claim:
     check: Callable[[Summary], Finding]
 
 
-Comparison = tuple[str, bool, str]  # column, whether it holds there, the numbers
-
-
 def _over(comparisons: Iterable[Comparison], share: float = 1.0) -> Finding:
     """Whether a statement holds in at least ``share`` of the columns."""
-    found = list(comparisons)
+    found = tuple(comparisons)
     if not found:
-        return Finding(UNKNOWN, "")
+        return Finding(UNKNOWN)
     good = sum(holds for _, holds, _ in found)
-    verdict = HOLDS if good >= share * len(found) - 1e-9 else FAILS
-    told = "; ".join(f"{column}: {text}{'' if holds else ' ✗'}" for column, holds, text in found)
-    return Finding(verdict, f"{good} of {len(found)}. {told}")
+    return Finding(HOLDS if good >= share * len(found) - 1e-9 else FAILS, found)
 
 
 def _columns(found: Summary, benches: Iterable[str] = COLUMNS) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from fieldfill.bench.benches import BENCHES
-from fieldfill.bench.claims import REFERENCES, check_claims, ratio_table
+from fieldfill.bench.claims import REFERENCES, Claim, Finding, check_claims, ratio_table
 from fieldfill.bench.summary import Summary
 from fieldfill.bench.tables import Table, make_table
 
@@ -18,11 +18,16 @@ Made by `fieldfill bench page` from the rows in `benchmarks/results`; the rules 
 
 def results_page(found: Summary) -> str:
     """Markdown; the same rows give the same page."""
+    claims = check_claims(found)
     tables = [table for name in BENCHES if (table := make_table(found, name)) is not None]
-    parts = [HEAD, _costs(found), "## Statements", _claims(found), "## Ratios", ratios(found).markdown(), "## Tables"]
     if found.further:
         tables.append(_further(found))
-    return "\n\n".join(part.strip() for part in [*parts, *(table.markdown() for table in tables)]) + "\n"
+    parts = [
+        *(HEAD, _costs(found), "## Statements", _verdicts(claims).markdown()),
+        *("## Ratios", ratios(found).markdown(), "## Tables", *(table.markdown() for table in tables)),
+        *("## Statement by statement", _numbers(claims)),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _further(found: Summary) -> Table:
@@ -59,10 +64,16 @@ def _budget(budget: dict) -> str:
     return f"{budget['steps']} steps" if budget["minutes"] is None else f"{budget['minutes']:g} processor minutes"
 
 
-def _claims(found: Summary) -> str:
+def _verdicts(claims: list[tuple[Claim, Finding]]) -> Table:
+    lines = [(claim.statement, claim.source, f"**{finding.verdict}**", finding.count) for claim, finding in claims]
+    legend = "Who makes the statement, whether it holds, in how many columns. The numbers are at the end of this page."
+    return Table("Statements of the paper, and ours", legend, ("", "by", "verdict", "columns"), tuple(lines))
+
+
+def _numbers(claims: list[tuple[Claim, Finding]]) -> str:
     return "\n".join(
-        f"- **{finding.verdict}** ({claim.source}): {claim.statement}. {finding.detail}".rstrip()
-        for claim, finding in check_claims(found)
+        f"- {claim.statement} ({claim.source}): **{finding.verdict}**. {finding.detail}".rstrip()
+        for claim, finding in claims
     )
 
 
