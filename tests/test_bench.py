@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fieldfill.bench import benches, paper, rows
 from fieldfill.bench.benches import BENCHES, Job, jobs_of
 from fieldfill.bench.cases import CASES, SCALES, Unavailable, load
-from fieldfill.bench.claims import FAILS, HOLDS, REFERENCES, UNKNOWN, check_claims, inverse_law, ratio_table
+from fieldfill.bench.claims import FAILS, HOLDS, REFERENCES, UNKNOWN, Finding, check_claims, inverse_law, ratio_table
 from fieldfill.bench.commands import app
 from fieldfill.bench.figures import draw_figures
 from fieldfill.bench.methods import CLASSICAL, LEARNT, METHODS, learnt, methods_of
@@ -240,6 +240,11 @@ def made_up(errors: dict[tuple[str, str, str], float], seed: int = 0) -> Summary
     )
 
 
+def finding_of(words: str, found: Summary) -> Finding:
+    """What is found of the first statement with these words."""
+    return next(finding for claim, finding in check_claims(found) if words in claim.statement)
+
+
 def as_published() -> dict[tuple[str, str, str], float]:
     """The paper's own tables as rows of ours."""
     found = {}
@@ -266,8 +271,7 @@ def as_published() -> dict[tuple[str, str, str], float]:
 )
 def test_a_claim_turns_when_two_numbers_are_swapped(words: str, swap: tuple[str, str, str, str]) -> None:
     def verdict(errors: dict[tuple[str, str, str], float]) -> str:
-        findings = [finding for claim, finding in check_claims(made_up(errors)) if words in claim.statement]
-        return findings[0].verdict
+        return finding_of(words, made_up(errors)).verdict
 
     errors = as_published()
     if "best of its table" in words:  # the paper's own advection column at 80 % has MissDiff ahead by a hair
@@ -326,6 +330,25 @@ def test_seeds_are_averaged_and_their_spread_is_told() -> None:
     assert mean is not None and mean.value == pytest.approx(0.3) and mean.spread == pytest.approx(0.2 / 2**0.5)
     table = make_table(both, "main")
     assert table is not None and "0.3000 ± 0.1414 (1.00; 1.85)" in table.markdown()
+
+
+def test_stated_spreads_are_judged_in_units_of_the_truth_and_where_there_are_any() -> None:
+    case = ("main", "navier-stokes-pixel80")
+    found = made_up({(*case, method): 0.2 for method in ("telea", "oi", "fieldfill")})
+    told = {"telea": (None, 0.1), "oi": (0.88, 4.0), "fieldfill": (0.92, 3.0)}
+    for row in found.rows:
+        share, crps = told[row["method"]]
+        row["metrics"]["variables"] = {
+            "u": {"coverage90": share, "crps": crps, "variance_missing": 4.0},
+            "v": {"coverage90": share, "crps": 2 * crps, "variance_missing": 16.0},
+        }
+    page = results_page(found)
+    assert "| navier-stokes-pixel80 | – | 88.0% (2.0000) | – | – | – | 92.0% (1.5000) |" in page
+    best = finding_of("probability score", found)
+    assert (best.verdict, best.count) == (HOLDS, "1 of 1") and "(oi)" in best.detail
+    assert finding_of("90 % intervals", found).verdict == HOLDS
+    found.rows[-1]["metrics"]["variables"]["u"]["coverage90"] = 0.8
+    assert finding_of("90 % intervals", found).verdict == FAILS
 
 
 def test_a_table_tells_the_budget_of_its_trainings_and_the_exceptions() -> None:

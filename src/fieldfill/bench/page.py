@@ -4,10 +4,12 @@ from collections import Counter
 
 from fieldfill.bench.benches import BENCHES
 from fieldfill.bench.claims import REFERENCES, Claim, Finding, check_claims, ratio_table
-from fieldfill.bench.summary import Summary
-from fieldfill.bench.tables import Table, make_table
+from fieldfill.bench.summary import COVERAGE, CRPS, Summary
+from fieldfill.bench.tables import WITH_CLASSICAL, Table, make_table
 
 __all__ = ["ratios", "results_page"]
+
+WITH_SPREAD = ("eof", "oi", "missdiff", "ambientdiff", "paper", "fieldfill")  # methods that state a spread
 
 HEAD = """# Results
 
@@ -24,10 +26,30 @@ def results_page(found: Summary) -> str:
         tables.append(_further(found))
     parts = [
         *(HEAD, _costs(found), "## Statements", _verdicts(claims).markdown()),
-        *("## Ratios", ratios(found).markdown(), "## Tables", *(table.markdown() for table in tables)),
+        *("## Ratios", ratios(found).markdown(), "## Uncertainty", _uncertainty(found).markdown()),
+        *("## Tables", *(table.markdown() for table in tables)),
         *("## Statement by statement", _numbers(claims)),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _uncertainty(found: Summary) -> Table:
+    """What the stated standard deviations are worth in every column."""
+    lines = [
+        (case, *(_told_spread(found, bench, case, method) for method in WITH_SPREAD))
+        for bench in WITH_CLASSICAL
+        for case in found.cases(bench)
+    ]
+    legend = (
+        "Share of the missing values inside the 90 % intervals of `v_std` and a normal law (CRPS over the standard "
+        "deviation of the truth), means over variables."
+    )
+    return Table("What is stated and what is true", legend, ("column", *map(_code, WITH_SPREAD)), tuple(lines))
+
+
+def _told_spread(found: Summary, bench: str, case: str, method: str) -> str:
+    share, crps = (found.mean(bench, case, method, key) for key in (COVERAGE, CRPS))
+    return "–" if share is None or crps is None else f"{share.value:.1%} ({crps})"
 
 
 def _further(found: Summary) -> Table:
@@ -36,7 +58,7 @@ def _further(found: Summary) -> Table:
         (
             row["bench"],
             row["case"],
-            f"`{row['method']}`",
+            _code(row["method"]),
             str(row["seed"]),
             _number(row["metrics"]["share_of_variance"]),
         )
@@ -97,6 +119,10 @@ def ratios(found: Summary) -> Table:
         "first frame carried forward."
     )
     return Table("fieldfill over other methods", legend, heads, tuple(lines))
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
 
 
 def _number(value: float | None) -> str:

@@ -11,11 +11,12 @@ from fieldfill.bench.cases import SCALES
 from fieldfill.bench.methods import CLASSICAL
 from fieldfill.bench.rows import MEASURED, Row
 
-__all__ = ["AS_PRINTED", "COLUMNS", "ERROR", "Mean", "Summary"]
+__all__ = ["AS_PRINTED", "COLUMNS", "COVERAGE", "CRPS", "ERROR", "Mean", "Summary"]
 
 COLUMNS = ("main", "block", "pixel", "optimum")  # benches in which every method fills every case
 ERROR = "share_of_variance"
 AS_PRINTED = "as_printed"  # the quantity that the paper prints in a column
+COVERAGE, CRPS = "coverage90", "crps"  # means over variables; the latter over the standard deviation of the truth
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Summary:
         return None if found is None else found.value
 
     def errors(self, bench: str, case: str, methods: Iterable[str], key: str = ERROR) -> dict[str, float]:
-        """Errors of those methods that were measured."""
+        """Errors, or another metric, of those methods that were measured."""
         found = {method: self.error(bench, case, method, key) for method in methods}
         return {method: value for method, value in found.items() if value is not None}
 
@@ -101,7 +102,14 @@ class Summary:
 
 
 def _number(row: Row, key: str) -> float | None:
-    return row["metrics"].get(key, row.get(key))
+    if key not in (COVERAGE, CRPS):
+        return row["metrics"].get(key, row.get(key))
+    entries = row["metrics"].get("variables", {}).values()
+    if not entries or any(entry[COVERAGE] is None for entry in entries):  # no spread is stated
+        return None
+    return statistics.fmean(
+        entry[key] if key == COVERAGE else entry[key] / entry["variance_missing"] ** 0.5 for entry in entries
+    )
 
 
 def _shared_seeds(rows: list[Row]) -> dict[tuple[str, str], set[int]]:

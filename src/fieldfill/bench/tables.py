@@ -13,7 +13,7 @@ from fieldfill.bench.paper import TIME_RATIO
 from fieldfill.bench.speed import slope
 from fieldfill.bench.summary import COLUMNS, Summary
 
-__all__ = ["Table", "growth", "make_table", "to_html"]
+__all__ = ["WITH_CLASSICAL", "Table", "growth", "make_table", "to_html"]
 
 WITH_CLASSICAL = (*COLUMNS, "real")
 
