@@ -11,13 +11,26 @@ from fieldfill.bench.claims import FAILS, HOLDS, REFERENCES, UNKNOWN, Finding, c
 from fieldfill.bench.page import results_page
 from fieldfill.bench.speed import slope
 from fieldfill.bench.summary import Summary
-from fieldfill.bench.tables import make_table
+from fieldfill.bench.tables import WITH_CLASSICAL, make_table
 
 
 def test_the_page_of_results_says_what_the_committed_rows_say() -> None:
     root = Path(__file__).parents[1]
     found = Summary(rows.read(root / "benchmarks" / "results"))
     assert (root / "docs" / "results.md").read_text() == results_page(found), "run 'fieldfill bench page'"
+
+
+def test_all_methods_of_a_committed_column_are_judged_by_the_same_samples() -> None:
+    """A few strong samples make most of an error: two methods must not be judged by different ones."""
+    found = Summary(rows.read(Path(__file__).parents[1] / "benchmarks" / "results"))
+    for bench in WITH_CLASSICAL:
+        for case in found.cases(bench):
+            judged = {
+                row["method"]: row["sizes"]["test"]
+                for row in found.rows
+                if (row["bench"], row["case"]) == (bench, case)
+            }
+            assert len(set(judged.values())) == 1, (case, judged)
 
 
 def made_up(errors: dict[tuple[str, str, str], float], seed: int = 0) -> Summary:

@@ -45,19 +45,10 @@ def methods_of(case: Case) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Classical:
-    """A classical method and how much it is given, so that a row takes less than a minute.
-
-    Attributes
-    ----------
-    fit_samples
-        Training samples it learns from; None takes all.
-    fill_cells
-        Missing cells it fills at most: the first test samples that hold so many are filled and scored.
-    """
+    """A classical method and the number of training samples it learns from; None takes all."""
 
     method: Baseline
     fit_samples: int | None = None
-    fill_cells: int | None = None
 
 
 def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classical:
@@ -71,9 +62,9 @@ def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classi
         "temporal": lambda: Classical(baselines.TemporalConsistency(domain=domain)),
         "telea": lambda: Classical(baselines.Telea(domain=domain)),
         "navier_stokes": lambda: Classical(baselines.NavierStokes(domain=domain)),
-        "biharmonic": lambda: Classical(baselines.Biharmonic(domain=domain), fill_cells=1_000_000),
+        "biharmonic": lambda: Classical(baselines.Biharmonic(domain=domain)),
         "eof": lambda: Classical(baselines.EOF(domain=domain, max_rank=20, iterations=60), _eof_samples(case, scale)),
-        "oi": lambda: Classical(_interpolation(case, scale, domain), fill_cells=1_000_000),
+        "oi": lambda: Classical(_interpolation(case, scale, domain)),
         "optimum": lambda: Classical(
             baselines.GaussianOptimum(field=_law(scale), domain=domain, uncertainty=False), fit_samples=1
         ),

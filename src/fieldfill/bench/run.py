@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 
@@ -134,7 +133,7 @@ class Runner:
         }
         if job.trained not in LEARNT:
             chosen = classical(job.trained, case, self.scale, data.domain)
-            return self._classical(chosen.method, chosen.fit_samples, chosen.fill_cells, data, sizes)
+            return self._classical(chosen.method, chosen.fit_samples, data, sizes)
         config = learnt(job.trained, case, self.scale, data.frames, self.minutes, dict(job.changes))
         filler, facts = self.trained(job, config, data, seed)
         use_ensemble(filler, job.ensemble or ensemble_of(job.trained, config))
@@ -153,21 +152,18 @@ class Runner:
         }
 
     def _classical(
-        self, method: Baseline, fit_samples: int | None, fill_cells: int | None, data: Data, sizes: dict[str, Any]
+        self, method: Baseline, fit_samples: int | None, data: Data, sizes: dict[str, Any]
     ) -> dict[str, Any]:
         train = data.train
         if fit_samples is not None and "sample" in train.dims:
             train = train.isel(sample=slice(fit_samples))
-        if fill_cells is not None and "sample" in data.test.dims:
-            data = data.judged_by(_samples_with(data.test, fill_cells))
         with rows.clocked() as learning:
             method.fit(train)
         with rows.clocked() as filling:
             filled = method.fill(data.test)
-        used = {"train": train.sizes.get("sample", 1), "test": data.test.sizes.get("sample", 1)}
         return {
             "metrics": _metrics(filled, data.truth),
-            "sizes": sizes | used,
+            "sizes": sizes | {"train": train.sizes.get("sample", 1)},
             "budget": {"minutes": None, "steps": 0},
             "train_seconds": learning.seconds,
             "train_steps": 0,
@@ -239,14 +235,6 @@ def use_ensemble(filler: Filler, ensemble: Ensemble | None) -> None:
     """Makes the model fill in another way than the one it has chosen; None changes nothing."""
     if ensemble is not None:
         filler.model_ = replace(filler.model_, ensemble=ensemble)
-
-
-def _samples_with(gappy: xr.Dataset, cells: int) -> int:
-    """How many samples hold at most so many missing cells, at least one."""
-    missing = sum(
-        np.isnan(value.values).reshape(value.sizes["sample"], -1).sum(axis=1) for value in gappy.data_vars.values()
-    )
-    return max(1, int((np.cumsum(missing) <= cells).sum()))
 
 
 def _metrics(filled: xr.Dataset, truth: xr.Dataset) -> dict[str, Any]:
