@@ -166,6 +166,15 @@ def test_stated_spreads_are_judged_in_units_of_the_truth_and_where_there_are_any
     assert finding_of("90 % intervals", found).verdict == FAILS
 
 
+def test_the_page_tells_how_far_training_took_the_first_estimate() -> None:
+    found = made_up({("main", "navier-stokes-pixel80", method): 0.2 for method in ("paper", "fieldfill")})
+    for row in found.rows:
+        row |= {"train_steps": 30, "history": [{"validation": value} for value in (0.5, 0.4, 0.45)]}
+        row["budget"] = {"minutes": 6.0, "steps": 100}
+    page = results_page(found)
+    assert page.count("| 30 | 0.5 | 0.4 | -20.0% |") == 1
+
+
 def test_a_table_tells_the_budget_of_its_trainings_and_the_exceptions() -> None:
     case = ("main", "navier-stokes-pixel80")
     minutes = {"missdiff": 6.0, "paper": 6.0, "fieldfill": 1.5, "telea": None}

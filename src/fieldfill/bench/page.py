@@ -27,6 +27,7 @@ def results_page(found: Summary) -> str:
     parts = [
         *(HEAD, _costs(found), "## Statements", _verdicts(claims).markdown()),
         *("## Ratios", ratios(found).markdown(), "## Uncertainty", _uncertainty(found).markdown()),
+        *("## What the network adds", _learning(found).markdown()),
         *("## Tables", *(table.markdown() for table in tables)),
         *("## Statement by statement", _numbers(claims)),
     ]
@@ -50,6 +51,22 @@ def _uncertainty(found: Summary) -> Table:
 def _told_spread(found: Summary, bench: str, case: str, method: str) -> str:
     share, crps = (found.mean(bench, case, method, key) for key in (COVERAGE, CRPS))
     return "–" if share is None or crps is None else f"{share.value:.1%} ({crps})"
+
+
+def _learning(found: Summary) -> Table:
+    """How far the training of fieldfill took its first estimate, told by the cells it holds out."""
+    columns = [(bench, case, "fieldfill") for bench in WITH_CLASSICAL for case in found.cases(bench)]
+    rows = [row for row in found.rows if row.get("history")]
+    lines = []
+    for row in (row for key in columns for row in rows if (row["bench"], row["case"], row["method"]) == key):
+        first, least = row["history"][0]["validation"], min(entry["validation"] for entry in row["history"])
+        numbers = (str(row["train_steps"]), _number(first), _number(least), f"{least / first - 1:+.1%}")
+        lines.append((row["case"], str(row["seed"]), *numbers))
+    legend = (
+        "Mean squared error at held-out cells, unitless, of the first estimate and of the best state of the training."
+    )
+    heads = ("column", "seed", "steps", "first estimate", "trained", "change")
+    return Table("Held-out error of fieldfill", legend, heads, tuple(lines))
 
 
 def _further(found: Summary) -> Table:
