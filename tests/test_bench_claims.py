@@ -175,6 +175,18 @@ def test_the_page_tells_how_far_training_took_the_first_estimate() -> None:
     assert page.count("| 30 | 0.5 | 0.4 | -20.0% |") == 1
 
 
+def test_minutes_of_different_worth_are_found_out_by_the_steps_made() -> None:
+    found = made_up({("main", "navier-stokes-pixel80", method): 0.2 for method in ("missdiff", "paper", "fieldfill")})
+    steps = {"missdiff": 1000, "paper": 1100, "fieldfill": 5000}
+    for row in found.rows:
+        row["train_steps"] = steps[row["method"]]
+        row["budget"] = {"minutes": 6.0, "steps": 10_000}
+    assert finding_of("as many steps", found).verdict == HOLDS
+    found.rows[1]["train_steps"] = 2300
+    assert finding_of("as many steps", found).verdict == FAILS
+    assert "1000 (missdiff) to 2300 (paper)" in finding_of("as many steps", found).detail
+
+
 def test_a_table_tells_the_budget_of_its_trainings_and_the_exceptions() -> None:
     case = ("main", "navier-stokes-pixel80")
     minutes = {"missdiff": 6.0, "paper": 6.0, "fieldfill": 1.5, "telea": None}
