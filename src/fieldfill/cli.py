@@ -128,6 +128,7 @@ def fit(
     inputs: Annotated[
         str | None, typer.Option("--inputs", help="What else to know: coordinates, day-of-year, names of maps.")
     ] = None,
+    log: Annotated[str | None, typer.Option("--log", help="Positive variables to learn in their logarithm.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting, such as network=fno or training.precision=bf16.")
     ] = None,
@@ -158,6 +159,7 @@ def fit(
         domain=domain,
         config=config,
         inputs=_names(inputs) or (),
+        log=_names(log) or (),
     )
     try:
         with losing_nobody(checkpoint / ff.CHECKPOINT), training_bar() if team.first else nullcontext() as report:
@@ -170,9 +172,8 @@ def fit(
         return
     filler.save(output, overwrite)
     discard(checkpoint)
-    model = filler.model_
+    model, last = filler.model_, filler.model_.notes["history"][-1]
     result = {"model": str(output), "partition": model.partition_name, "fill": str(model.ensemble), **model.notes}
-    last = model.notes["history"][-1]
     text = (
         f"{output}: {last['step']:.0f} steps in {last['seconds']:.0f} s, partition {model.partition_name}, "
         f"error on held-out cells {min(model.notes['validation'].values()):.4f} (share of the variance), "

@@ -81,6 +81,7 @@ class Config(BaseModel):
     partition: str = Field("auto", description="how contexts are drawn; auto asks the exposure audit")
     keep: tuple[float, float] = Field((0.5, 1.0), description="share of the observed cells in a training context")
     inputs: tuple[str, ...] = Field((), description="coordinates, day-of-year, or names of maps that the network knows")
+    log: tuple[str, ...] = Field((), description="positive variables that are learnt in their logarithm")
     climatology: bool = Field(True, description="give cells a mean and spread of their own where that pays")
     network: str = Field("refiner", description="name of the network")
     base: int = Field(32, ge=8, description="channels of the finest level")

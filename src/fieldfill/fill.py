@@ -62,6 +62,8 @@ class Filler:
         A complete `Config` in place of window, preset, partition, steps and minutes.
     inputs
         What else the network may know: ``coordinates``, ``day-of-year``, names of maps; see `fieldfill.inputs`.
+    log
+        Names of positive variables that are learnt in their logarithm: v is the median, never below 0.
 
     Attributes
     ----------
@@ -84,8 +86,9 @@ class Filler:
         minutes: float | None = None,
         config: Config | None = None,
         inputs: Sequence[str] = (),
+        log: Sequence[str] = (),
     ) -> None:
-        self.inputs = tuple(inputs)
+        self.inputs, self.log = tuple(inputs), tuple(log)
         self.window, self.seed, self.variables, self.dims, self.domain = window, seed, variables, dims, domain
         self.preset, self.partition, self.steps, self.minutes, self.config = (
             preset,
@@ -110,8 +113,8 @@ class Filler:
         """
         team = join()
         config = self.config or preset(self.preset, self.window, self.partition, self.steps, self.minutes)
-        config = config.model_copy(update={"inputs": self.inputs or config.inputs})
-        record = _open(ds, self.variables, self.dims, self.domain, config.inputs)
+        config = config.model_copy(update={"inputs": self.inputs or config.inputs, "log": self.log or config.log})
+        record = _open(ds, self.variables, self.dims, self.domain, config)
         windows = Windows(record, Normaliser(record.mean, record.std), config.window)
         windows.held = hold_out(windows, config.hold_out, stream(self.seed, "hold-out"))
         if config.climatology:
@@ -189,7 +192,8 @@ class Filler:
         ----------
         members
             Number of realisations in v_members. They agree with the observations and are continuous in time. Drawn
-            by the conditional or the exact sampler, they have the mean v and the standard deviation v_std.
+            by the conditional or the exact sampler, they have the mean v (the median, of a variable learnt in its
+            logarithm) and the standard deviation v_std.
         sampler, solver
             See `fieldfill.members` and `fieldfill.multistep`. By default ``conditional``, or ``weighted`` for a model
             without the Gaussian skip.
@@ -219,7 +223,7 @@ class Filler:
         default = "conditional" if isinstance(model.denoiser.skip, GaussianSkip) else "weighted"
         sampling = Sampling(sampler or default, solver or Solver())
         model.grid.check(ds, model.dims)
-        record = _open(ds, model.variables, model.dims, model.domain.numpy(), model.config.inputs)
+        record = _open(ds, model.variables, model.dims, model.domain.numpy(), model.config)
         windows = Windows(record, model.normaliser, model.config.window)
         steering = _steering(model, windows, guidance, seed)
         dtype = np.result_type(np.float32, *(record.ds[name].dtype for name in record.variables))
@@ -239,9 +243,8 @@ class Filler:
             if drawn is not None:
                 found = draw_members(model, windows, sample, mean, spread, members, sampling, seed, guide)
                 drawn[sample] = model.normaliser.to_values(found.numpy())
-        history = (
-            f"fieldfill {version('fieldfill')} filled the gaps of {', '.join(model.variables)}: {_told(model, windows)}"
-        )
+        names = [f"{name} (in its logarithm)" if name in record.logarithmic else name for name in model.variables]
+        history = f"fieldfill {version('fieldfill')} filled the gaps of {', '.join(names)}: {_told(model, windows)}"
         unsupported = model.unsupported.numpy()[None, :, None]
         named = None if parts is None else dict(zip(PARTS, parts))
         steps = {float(p): model.spread.steps(p) for p in sorted(quantiles)}
@@ -267,14 +270,14 @@ def _open(
     variables: Sequence[str] | None,
     dims: Dims | None,
     domain: DomainLike,
-    inputs: Sequence[str],
+    config: Config,
 ) -> Record:
     """The record of ``ds``, with the season beside the other variables if it is an input."""
-    if DAY_OF_YEAR in inputs:
+    if DAY_OF_YEAR in config.inputs:
         whole = as_dataset(ds)
         ds = with_season(whole, find_axes(whole, dims))
         variables = variables if variables is None else (*(name for name in variables if name not in SEASON), *SEASON)
-    return open_record(ds, variables, dims, domain)
+    return open_record(ds, variables, dims, domain, config.log)
 
 
 def _without_season(ds: xr.Dataset) -> xr.Dataset:

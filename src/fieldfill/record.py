@@ -6,6 +6,10 @@ missing and stops here: everything above works with values and boolean masks, Tr
 * outside the *domain* (land for a sea temperature): never filled, never scored,
 * *observed*,
 * *missing*: inside the domain and not observed – what there is to fill.
+
+A positive variable that spans decades, such as chlorophyll, may be read as its logarithm. If that is normal with mean m
+and standard deviation s, the variable has the median e^m, the quantiles e^(m + k s) and the standard deviation
+e^(m + s²/2) (e^(s²) - 1)^½.
 """
 
 import datetime
@@ -13,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
+from scipy.special import exprel
 
 from fieldfill.axes import Axes, find_axes, wraps_around
 from fieldfill.errors import InputError
@@ -34,7 +40,9 @@ class Record:
     domain
         (C, H, W) bool, where the field exists.
     mean, std
-        (C,) statistics of the observed cells.
+        (C,) statistics of the observed cells, as `read` gives them.
+    logarithmic
+        names of the variables that `read` gives as logarithms and `to_dataset` takes as such.
     """
 
     ds: xr.Dataset
@@ -43,6 +51,7 @@ class Record:
     domain: np.ndarray
     mean: np.ndarray
     std: np.ndarray
+    logarithmic: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -69,6 +78,8 @@ class Record:
         parts = [self.ds[name].isel(block).transpose(*order).values for name in self.variables]
         values = np.stack(parts).astype(np.float64)
         observed = np.isfinite(values) & self.domain[:, None]
+        logarithmic = np.isin(self.variables, self.logarithmic)[:, None, None, None]
+        np.log(values, out=values, where=observed & logarithmic)
         return np.where(observed, values, np.nan), observed
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -101,13 +112,14 @@ class Record:
         Parameters
         ----------
         filled, std
-            (S, C, T, H, W) in the units of the data; only the missing cells are used.
+            (S, C, T, H, W) in the units of the data, or of their logarithm where `read` takes that; only the missing
+            cells are used.
         unsupported
             bool, broadcastable to (S, C, T, H, W): cells the data could not teach.
         members
-            (S, N, C, T, H, W) realisations.
+            (S, N, C, T, H, W) realisations, in the same units.
         budget
-            parts of the variance by name, each (S, C, T, H, W).
+            parts of the variance ``std``² by name, each (S, C, T, H, W).
         quantiles
             by probability, how many ``std`` (C,) each of them lies above the filled value.
         """
@@ -116,37 +128,30 @@ class Record:
             unsupported = np.zeros((1, 1, 1, 1, 1), bool)
         unsupported = np.broadcast_to(unsupported, self.shape)
         for c, name in enumerate(self.variables):
-            original = self.ds[name]
-            canonical = original.transpose(*self.axes.names)
-            values = canonical.values if self.axes.sample is not None else canonical.values[None]
-            inside = np.broadcast_to(self.domain[c], values.shape)
-            observed = np.isfinite(values) & inside
-            place = _Placer(canonical, original)
-            complete = np.where(observed, values, np.where(inside, filled[:, c], np.nan)).astype(values.dtype)
-            out[name] = place(complete)
+            original, gaps = self.ds[name], _Gaps(self, c)
+            out[name] = gaps.values(filled[:, c])
             out[name].attrs, out[name].encoding = original.attrs, original.encoding
+            stretch = 1.0 if std is None else gaps.stretch(filled[:, c], std[:, c])
             if std is not None:
-                spread = np.where(inside, np.where(observed, 0, std[:, c]), np.nan).astype(np.float32)
-                out[f"{name}_std"] = place(spread, _std_attrs(name, original.attrs))
+                out[f"{name}_std"] = gaps.spread(std[:, c] * stretch)
+                out[f"{name}_std"].attrs = _std_attrs(name, original.attrs)
                 if quantiles:
-                    ends = [(complete + steps[c] * spread).astype(values.dtype) for steps in quantiles.values()]
-                    out[f"{name}_quantile"] = xr.concat([place(end) for end in ends], dim="quantile").assign_attrs(
+                    ends = [gaps.values(filled[:, c] + steps[c] * std[:, c]) for steps in quantiles.values()]
+                    out[f"{name}_quantile"] = xr.concat(ends, dim="quantile").assign_attrs(
                         {"long_name": f"quantiles of {name}; the value itself where observed"} | _units(original.attrs)
                     )
-            flag = np.where(unsupported[:, c], FLAGS["filled_without_support"], FLAGS["filled"])
-            flag = np.where(inside, np.where(observed, FLAGS["observed"], flag), FLAGS["outside_domain"])
-            out[f"{name}_flag"] = place(flag.astype(np.int8), _flag_attrs(name, original.attrs))
+            out[f"{name}_flag"] = gaps.flag(unsupported[:, c])
+            out[f"{name}_flag"].attrs = _flag_attrs(name, original.attrs)
             if members is not None:
-                drawn = np.moveaxis(members[:, :, c], 1, 0)
-                drawn = np.where(observed, values, np.where(inside, drawn, np.nan)).astype(values.dtype)
-                stacked = xr.concat([place(member) for member in drawn], dim="member")
-                stacked.attrs = {"long_name": f"realisations of {name}"} | _units(original.attrs)
-                out[f"{name}_members"] = stacked
+                drawn = [gaps.values(members[:, member, c]) for member in range(members.shape[1])]
+                out[f"{name}_members"] = xr.concat(drawn, dim="member").assign_attrs(
+                    {"long_name": f"realisations of {name}"} | _units(original.attrs)
+                )
             if budget is not None:
-                parts = [np.where(inside, np.where(observed, 0, part[:, c]), np.nan) for part in budget.values()]
-                stacked = xr.concat([place(part.astype(np.float32)) for part in parts], dim="part")
-                stacked.attrs = {"long_name": f"parts of the variance of the filled {name}"}
-                out[f"{name}_budget"] = stacked
+                parts = [gaps.spread(part[:, c] * stretch**2) for part in budget.values()]
+                out[f"{name}_budget"] = xr.concat(parts, dim="part").assign_attrs(
+                    {"long_name": f"parts of the variance of the filled {name}"}
+                )
         if quantiles:
             named = {"long_name": "probability that the truth is not above", "units": "1"}
             out = out.assign_coords(quantile=("quantile", list(quantiles), named))
@@ -162,15 +167,41 @@ class Record:
         return out
 
 
-class _Placer:
-    """Turns an (S, T, H, W) array into a variable with the dimensions, order and coordinates of the original."""
+class _Gaps:
+    """The gaps of one variable: puts (S, T, H, W) arrays there, with dimensions and coordinates of the original."""
 
-    def __init__(self, canonical: xr.DataArray, original: xr.DataArray) -> None:
-        self.canonical, self.original = canonical, original
+    def __init__(self, record: Record, c: int) -> None:
+        name = record.variables[c]
+        self.original = record.ds[name]
+        self.canonical = self.original.transpose(*record.axes.names)
+        self.observations = self.canonical.values.reshape(np.delete(record.shape, 1))
+        self.inside = np.broadcast_to(record.domain[c], self.observations.shape)
+        self.observed = np.isfinite(self.observations) & self.inside
+        self.logarithmic = name in record.logarithmic
 
-    def __call__(self, array: np.ndarray, attrs: dict | None = None) -> xr.DataArray:
+    def values(self, given: np.ndarray) -> xr.DataArray:
+        """``given``, as `Record.read` has it, in the gaps and the observations beside them."""
+        given = np.exp(given) if self.logarithmic else given
+        return self._placed(self.observations, given, self.observations.dtype)
+
+    def stretch(self, given: np.ndarray, std: np.ndarray) -> np.ndarray | float:
+        """Standard deviation in the units of the data over ``std``, that in the units of ``given``."""
+        return np.exp(given + std**2 / 2) * np.sqrt(exprel(std**2)) if self.logarithmic else 1.0
+
+    def spread(self, given: np.ndarray) -> xr.DataArray:
+        """``given`` in the gaps, 0 where observed."""
+        return self._placed(0, given, np.float32)
+
+    def flag(self, unsupported: np.ndarray) -> xr.DataArray:
+        kinds = np.where(unsupported, FLAGS["filled_without_support"], FLAGS["filled"])
+        return self._placed(FLAGS["observed"], kinds, np.int8, FLAGS["outside_domain"])
+
+    def _placed(
+        self, seen: np.ndarray | int, missing: np.ndarray, dtype: npt.DTypeLike, outside: float = np.nan
+    ) -> xr.DataArray:
+        array = np.where(self.inside, np.where(self.observed, seen, missing), outside).astype(dtype)
         placed = self.canonical.copy(data=array.reshape(self.canonical.shape)).transpose(*self.original.dims)
-        placed.attrs, placed.encoding = attrs or {}, {}
+        placed.attrs, placed.encoding = {}, {}
         return placed
 
 
@@ -197,6 +228,7 @@ def open_record(
     variables: Sequence[str] | None = None,
     dims: tuple[str, str, str] | None = None,
     domain: str | xr.DataArray | np.ndarray | None = None,
+    log: Sequence[str] = (),
 ) -> Record:
     """Finds axes, variables and domain of a data set and checks, in one pass, that there is something to learn from.
 
@@ -211,16 +243,21 @@ def open_record(
     domain
         Where the field exists: the name of a variable in ``data`` (non-zero = inside) or an (H, W) or (C, H, W)
         array. Without it, cells that are never observed in the whole record are outside.
+    log
+        Names of the variables that are read as their logarithm; they must be positive.
     """
     ds = as_dataset(data)
     axes = find_axes(ds, dims)
     names = choose_variables(ds, axes, variables, domain if isinstance(domain, str) else None)
+    for name in log:
+        if name not in names:
+            raise InputError(f"log: '{name}' is none of the variables to fill ({', '.join(names)})")
     if ds.sizes[axes.time] < 2:
         raise InputError(f"the record has a single frame along '{axes.time}'; a sequence of two or more is needed")
     size = sum(ds[name].nbytes for name in names)
     if size <= IN_MEMORY_BYTES:
         ds = ds.assign({name: ds[name].load() for name in names})
-    surveys = [_survey(ds[name], name, axes) for name in names]
+    surveys = [_survey(ds[name], name, axes, name in log) for name in names]
     ever = np.stack([survey.ever_observed for survey in surveys])
     inside = ever if domain is None else _given_domain(ds, axes, domain, len(names))
     for c, name in enumerate(names):
@@ -229,7 +266,7 @@ def open_record(
             raise InputError(f"variable '{name}' has no observed value{where}; leave it out or check the file")
     mean = np.array([survey.mean for survey in surveys])
     std = np.array([survey.std for survey in surveys])
-    return Record(ds, names, axes, inside, mean, std)
+    return Record(ds, names, axes, inside, mean, std, tuple(log))
 
 
 def as_dataset(data: xr.Dataset | xr.DataArray) -> xr.Dataset:
@@ -285,7 +322,7 @@ class _Survey:
     std: float
 
 
-def _survey(variable: xr.DataArray, name: str, axes: Axes) -> _Survey:
+def _survey(variable: xr.DataArray, name: str, axes: Axes, logarithmic: bool) -> _Survey:
     """One pass over a variable, a slab of frames at a time, so that a record larger than memory can be surveyed."""
     canonical = variable.transpose(*axes.names)
     if axes.sample is None:
@@ -298,11 +335,18 @@ def _survey(variable: xr.DataArray, name: str, axes: Axes) -> _Survey:
         for start in range(0, frames, slab):
             values = canonical[sample, start : start + slab].values.astype(np.float64)
             if np.isinf(values).any():
-                where = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
+                where = _first(np.isinf(values), start)
                 raise InputError(
-                    f"variable '{name}' has infinite values, the first at frame {start + where[0]}, row {where[1]}, "
-                    f"column {where[2]}; set them to NaN if they mean missing"
+                    f"variable '{name}' has infinite values, the first at {where}; set them to NaN if they mean missing"
                 )
+            if logarithmic:
+                if (values <= 0).any():
+                    where, least = _first(values <= 0, start), np.nanmin(values)
+                    raise InputError(
+                        f"variable '{name}' has values without a logarithm, such as {least:g}, the first at {where}; "
+                        "set them to NaN if they mean missing, or leave it out of log"
+                    )
+                values = np.log(values)
             observed = np.isfinite(values)
             ever |= observed.any(axis=0)
             new = values[observed]
@@ -314,6 +358,12 @@ def _survey(variable: xr.DataArray, name: str, axes: Axes) -> _Survey:
                 count = total
     std = np.sqrt(squares / count) if count else 0.0
     return _Survey(ever, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0)
+
+
+def _first(where: np.ndarray, start: int) -> str:
+    """Place of the first True of (T, H, W) frames that begin with ``start``."""
+    frame, row, column = (int(i) for i in np.argwhere(where)[0])
+    return f"frame {start + frame}, row {row}, column {column}"
 
 
 def _given_domain(ds: xr.Dataset, axes: Axes, domain: str | xr.DataArray | np.ndarray, count: int) -> np.ndarray:

@@ -115,6 +115,8 @@ def _equation(record: Record) -> tuple[Simulator, Callable[..., Tensor]]:
             f"guidance: the equation is one of {', '.join(simulator.variables)}, the model of "
             f"{', '.join(record.variables)}; fit exactly those variables in that order"
         )
+    if record.logarithmic:
+        raise InputError(f"guidance: the equation is not one of the logarithm of {record.logarithmic[0]}; leave it out")
     coordinates = simulator.coordinates()
     if (len(coordinates["y"][0]), len(coordinates["x"][0])) != record.shape[3:] or not record.domain.all():
         inside = int(record.domain.all(axis=0).sum())
