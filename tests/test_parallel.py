@@ -3,6 +3,7 @@
 Run as a script, this file is what the processes execute.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import fieldfill as ff
 from conftest import gappy_dataset
@@ -67,6 +69,7 @@ def gradient(training) -> float:
 
 def work(folder: Path, begin: int) -> None:
     """What a process does: trains from step ``begin`` to the end and tells its losses and where it arrived."""
+    atexit.register(lambda: (folder / f"left{begin}_{os.environ['RANK']}").write_text(str(not dist.is_initialized())))
     training, losses = make(join()), []
     if begin:
         training.load(folder / f"{begin}.pt")
@@ -118,6 +121,8 @@ def test_two_processes_make_the_run_of_one_and_take_over_from_each_other(tmp_pat
     last = json.loads((tmp_path / "from30_rank0.json").read_text())
     assert [*first["losses"][:20], *middle, *last["losses"]] == pytest.approx(losses, rel=1e-4)
     assert [entry["validation"] for entry in last["history"]] == pytest.approx(validations, rel=1e-4)
+    # Each process has left the others before its interpreter was taken down.
+    assert [file.read_text() for file in tmp_path.glob("left*")] == ["True"] * 4
 
 
 def children(pid: int) -> list[int]:

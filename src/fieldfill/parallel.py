@@ -9,6 +9,7 @@ with N the windows of *all* ranks that count, however they are spread. DDP gives
 which is multiplied by P / N.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -121,7 +122,15 @@ def join() -> Team:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
         signal.signal(signal.SIGTERM, _told_to_stop)
+        atexit.register(_leave)
     return Team(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _leave() -> None:
+    # A thread of gloo that still holds a tensor of the last exchange aborts the process if it gives it back to an
+    # interpreter that is being taken down; this waits for those threads while there is one.
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _told_to_stop(*_: object) -> None:
