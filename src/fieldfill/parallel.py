@@ -13,6 +13,7 @@ import atexit
 import json
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -69,6 +70,10 @@ class Team:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
+        # A thread of gloo often still holds the tensor. Were it the last to do so while the interpreter is taken down,
+        # the process would abort; so Python outlasts it.
+        while total._use_count() > 1:
+            time.sleep(0)
         return total.tolist()
 
     def of_first(self, value: float) -> float:
@@ -127,8 +132,7 @@ def join() -> Team:
 
 
 def _leave() -> None:
-    # A thread of gloo that still holds a tensor of the last exchange aborts the process if it gives it back to an
-    # interpreter that is being taken down; this waits for those threads while there is one.
+    # Torch asks for it, of NCCL's processes above all.
     if dist.is_initialized():
         dist.destroy_process_group()
 
