@@ -72,7 +72,7 @@ class Team:
         dist.all_reduce(total)
         # A thread of gloo often still holds the tensor. Were it the last to do so while the interpreter is taken down,
         # the process would abort; so Python outlasts it.
-        while total._use_count() > 1:
+        while total._use_count() > 1:  # type: ignore[attr-defined]
             time.sleep(0)
         return total.tolist()
 
