@@ -1,12 +1,14 @@
-"""Figure and numbers of the Gaussian card: ``python benchmarks/gaussian_card.py [docs/images/gaussian.png]``.
+"""Numbers and figure of the Gaussian card.
 
-Prints the optimum (mean posterior variance on missing cells) for the usual masks, and checks on 400 draws
-that the error of the posterior mean is the predicted variance and that 90 % intervals cover 90 %.
+    python benchmarks/gaussian_card.py [--figure docs/images/gaussian.png]
+
+The optimum (mean posterior variance on missing cells) for the usual masks, and a check on 400 draws: the error of the
+posterior mean is the predicted variance, and 90 % intervals cover 90 %.
 """
 
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,16 +16,20 @@ import torch
 from cmcrameri import cm
 from torch import Generator, Tensor
 
+from fieldfill.bench.study import Measurement, Study, options_of
 from fieldfill.metrics import distance_to_observation, energy_spectrum
-from fieldfill.pde.gaussian import GaussianField
+from fieldfill.simulate.gaussian_field import GaussianField
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 FIELD = GaussianField(size=32, frames=8)
+# Sequences of the check.
 DRAWS = 400
+# Masks of each kind.
 MASKS = 4
+# Half-width of a 90 % interval, in standard deviations of a normal law.
+NORMAL90 = 1.6448536
 
 
 def clouds(share: float, generator: Generator) -> Tensor:
@@ -46,39 +52,49 @@ def pixels(share: float, generator: Generator) -> Tensor:
     return (torch.rand(32, 32, generator=generator) < share).expand(FIELD.frames, -1, -1)
 
 
-def optimum_table(generator: Generator) -> None:
-    """Prints the optimum of each kind of mask; it depends on the masks alone, not on the values."""
+def measure(seed: int) -> dict[str, Any]:
+    generator = Generator().manual_seed(seed)
+    optima = optimum(generator)
+    return {"metrics": {"optimum": optima, "check": check(clouds(0.6, generator), generator)[0]}}
+
+
+def optimum(generator: Generator) -> dict[str, dict[str, float]]:
+    """The optimum of each kind of mask; it depends on the masks alone, not on the values."""
     masks = {f"pixel {share:.0%}": (pixels, share) for share in (0.8, 0.6, 0.2, 0.1, 0.01)}
     masks |= {f"blocks {kept}/9": (blocks, kept) for kept in (8, 5)}
     masks |= {"clouds, 40 % clear": (clouds, 0.6)}
     nothing = torch.zeros(FIELD.frames, 32, 32)
-    print("| observed | share missing | optimum, missing cells | optimum, all cells |\n|---|---|---|---|")
+    found = {}
     for name, (draw, argument) in masks.items():
         observed = torch.stack([draw(argument, generator) for _ in range(MASKS)])
         variance = torch.stack([FIELD.smoother(nothing, mask)[1] for mask in observed])
         missing = (~observed).double().mean().item()
-        optimum = variance[~observed].mean().item()
+        least = variance[~observed].mean().item()
         # All-cells scores paste the noisy observations back.
-        pasted = missing * optimum + (1 - missing) * FIELD.noise_std**2
-        print(f"| {name} | {missing:.3f} | {optimum:.4f} | {pasted:.4f} |")
+        pasted = missing * least + (1 - missing) * FIELD.noise_std**2
+        found[name] = {"missing": missing, "missing_cells": least, "all_cells": pasted}
+    return found
 
 
-def check(observed: Tensor, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Squared errors over many draws and predicted variance, each (T, H, W)."""
-    start = time.perf_counter()
+def check(observed: Tensor, generator: Generator) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+    """Numbers of the check, then squared errors over many draws and predicted variance, each (T, H, W)."""
+    begun = time.perf_counter()
     given = FIELD.conditioning(observed)
     variance = given.variance()
-    print(f"\n{int(observed.sum())} observations conditioned in {time.perf_counter() - start:.1f} s")
+    seconds = time.perf_counter() - begun
     truth = FIELD.simulate(DRAWS, generator)[0][:, 0]
     error = given.mean(FIELD.observe(truth, generator)) - truth
-    mse = error[:, ~observed].square().mean(1)
-    covered = (error.abs() <= 1.6448536 * variance.sqrt())[:, ~observed].double().mean()
-    z = (mse.mean() - variance[~observed].mean()) / (mse.std() / DRAWS**0.5)
-    print(
-        f"{DRAWS} draws: empirical MSE {mse.mean():.5f}, predicted {variance[~observed].mean():.5f} "
-        f"({z:+.2f} standard errors), 90 % intervals cover {covered:.2%}"
-    )
-    return error.square().mean(0).numpy(), variance.numpy()
+    mse, predicted = error[:, ~observed].square().mean(1), variance[~observed].mean()
+    covered = (error.abs() <= NORMAL90 * variance.sqrt())[:, ~observed].double().mean()
+    numbers = {
+        "observations": int(observed.sum()),
+        "conditioning_seconds": seconds,
+        "mse": mse.mean().item(),
+        "predicted": predicted.item(),
+        "standard_errors_apart": ((mse.mean() - predicted) / (mse.std() / DRAWS**0.5)).item(),
+        "coverage90": covered.item(),
+    }
+    return numbers, error.square().mean(0).numpy(), variance.numpy()
 
 
 def draw_maps(axes: np.ndarray, observed: Tensor, generator: Generator) -> None:
@@ -124,7 +140,7 @@ def draw_covariance(axis: plt.Axes, generator: Generator) -> None:
 
 
 def draw_check(axis: plt.Axes, observed: Tensor, generator: Generator) -> None:
-    squares, variance = check(observed, generator)
+    _, squares, variance = check(observed, generator)
     distance = np.rint(distance_to_observation(observed.numpy(), periodic=(True, True)))
     near = np.arange(1, 7)
     for values, style, name in (
@@ -135,9 +151,8 @@ def draw_check(axis: plt.Axes, observed: Tensor, generator: Generator) -> None:
     axis.set(xlabel="distance to an observation (cells, frame = 2)", ylabel="MSE", ylim=(0, None))
 
 
-def main(path: Path) -> Figure:
+def draw(path: Path) -> None:
     generator = Generator().manual_seed(0)
-    optimum_table(generator)
     observed = clouds(0.6, generator)
     figure = plt.figure(figsize=(9.5, 7.2), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
@@ -149,11 +164,21 @@ def main(path: Path) -> Figure:
     for axis in (spectrum, covariance, error):
         axis.legend(fontsize=8, frameon=False)
         axis.tick_params(labelsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=75)
-    print(f"\n{path}: {path.stat().st_size / 1024:.0f} KB")
-    return figure
+
+
+def main() -> None:
+    parser = options_of(__doc__)
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    (row,) = Study("cards", [Measurement("gaussian-law", "optimum", measure)]).run(options)
+    print("| observed | share missing | optimum, missing cells | optimum, all cells |\n|---|---|---|---|")
+    for name, found in row["metrics"]["optimum"].items():
+        print(f"| {name} | {found['missing']:.3f} | {found['missing_cells']:.4f} | {found['all_cells']:.4f} |")
+    print(row["metrics"]["check"])
+    if options.figure is not None:
+        draw(options.figure)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images/gaussian.png"))
+    main()

@@ -1,68 +1,65 @@
 """Are the error bars honest, and what do realisations cost? On the trained models of the benchmark.
 
-    python benchmarks/uncertainty.py [--cases gaussian-cloud40:1.5,era5-pixel20:1.5] [--parts intervals] [--seed 1]
+    python benchmarks/uncertainty.py [--cases gaussian-cloud40 era5-pixel20] [--methods intervals] [--seed 1]
     python benchmarks/uncertainty.py --figure docs/images/uncertainty.png
 
-A case is followed by the minutes of the training budget, which name the model in the cache; a model that is not there
-is trained, one that is there is calibrated anew. One JSON per case and part goes to benchmarks/results/uncertainty;
-existing ones are kept. Measured on test samples with known truth, at cells that were missing:
+A model that is not in the cache of the benchmark is trained; one that is there is calibrated again, so that a change of
+the calibration needs no training. Measured on test samples with known truth, at cells that were missing:
 
 * intervals: coverage of 50 % and 90 % intervals, overall and by distance to an observation, and CRPS – calibrated, by
-  v_std and by v_quantile; as the network says, and calibrated on clear scenes as other tools do;
+  v_std and by v_quantile; by the standard deviation of the network itself; on clear scenes as other tools do;
 * baselines: CRPS of the climatology and of the EOF fill with its own error;
 * contexts: error of balanced and random contexts; on 3 x 3 blocks also of all distinct ones;
-* cost: what v_std adds to a fill, in processor time;
-* members: CRPS of the samplers, second order with 30 steps against DDIM with 200, and their forward passes;
+* cost: processor time that v_std adds to a fill;
+* members: CRPS and processor time of the samplers, second order with 30 steps against DDIM with 200;
 * guidance (shallow water): residual of the equation and error of a fill with and without it.
 """
 
-import argparse
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from hashlib import sha256
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
+from fieldfill.data.windows import Windows
 
 import fieldfill as ff
-import fieldfill.model
 from contexts import contexts
+from fieldfill.api import physical_scores
 from fieldfill.bench import rows
 from fieldfill.bench.benches import Job
 from fieldfill.bench.cases import CASES, SCALES, Data, load
 from fieldfill.bench.methods import classical, learnt
-from fieldfill.bench.run import Runner, default_cache
-from fieldfill.calibrate import calibrate, clear_scene
+from fieldfill.bench.runner import Runner, default_cache
+from fieldfill.bench.study import Measurement, Study, options_of
 from fieldfill.config import build_denoiser
-from fieldfill.denoise import Denoiser
-from fieldfill.holdout import hold_out
-from fieldfill.members import PROBES
+from fieldfill.data.holdout import hold_out
+from fieldfill.data.record import open_record
 from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
-from fieldfill.multistep import Solver
-from fieldfill.nn import GaussianSkip
-from fieldfill.nn.dynamics import LinearDynamics
-from fieldfill.physics import physical_scores
-from fieldfill.record import open_record
-from fieldfill.sample import Estimate, single_step
+from fieldfill.sampling.contexts import single_step
+from fieldfill.sampling.solvers import Solver
 from fieldfill.seeds import stream
-from fieldfill.windows import Windows
+from fieldfill.uncertainty.held_cells import calibrate, clear_scene
 
-RESULTS = Path(__file__).parent / "results"
-FOLDER = RESULTS / "uncertainty"
-GUIDED = 12  # test samples of guidance, which takes many fills
-EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
-MORE = {"advection": 256}  # test samples of intervals: one gap each, and the coverage differs much between gaps
-LARGE = 20_000  # cells of a sample from which on fewer members are drawn and fewer windows timed
-CASES_MINUTES = (
-    "gaussian-cloud40:1.5,advection-block8of9:1.5,navier-stokes-pixel60:1.5,era5-pixel20:1.5,"
-    "shallow-water-block8of9:1.5"
+CASES_OF = (
+    "gaussian-cloud40",
+    "advection-block8of9",
+    "navier-stokes-pixel60",
+    "era5-pixel20",
+    "shallow-water-block8of9",
 )
+# Test samples of guidance, which takes many fills.
+GUIDED = 12
+# Distances to an observation that separate the classes, in cells.
+EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
+# Test samples of intervals where the coverage differs much between gaps and a sample has one gap.
+MORE = {"advection": 256}
+# Cells of a sample from which on fewer members are drawn and fewer windows timed.
+LARGE = 20_000
 COLOURS = {"quantiles": "C2", "calibrated": "C0", "as the network says": "C1", "clear scenes": "C3"}
 LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
 QUANTILES = sorted((1 + sign * level) / 2 for level in LEVELS for sign in (-1, 1))
@@ -90,12 +87,11 @@ def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     record = windows.record
     clear = clear_scene(model.denoiser, model.partition, windows, model.ensemble, stream(0, "choice"))
     found = {}
-    with answered_once():
-        for name, spread in {"calibrated": model.spread, "as the network says": _raw, "clear scenes": clear}.items():
-            filler.model_ = replace(model, spread=spread)
-            found[name] = _judged(filler.fill(data.test), data.truth, record.periodic)
-        filler.model_ = model
-        found["quantiles"] = _judged(filler.fill(data.test, quantiles=QUANTILES), data.truth, record.periodic)
+    for name, spread in {"calibrated": model.spread, "as the network says": _raw, "clear scenes": clear}.items():
+        filler.model_ = replace(model, spread=spread)
+        found[name] = _judged(filler.fill(data.test), data.truth, record.periodic)
+    filler.model_ = model
+    found["quantiles"] = _judged(filler.fill(data.test, quantiles=QUANTILES), data.truth, record.periodic)
     found["held-out cells"] = model.spread.summary
     return found
 
@@ -107,24 +103,6 @@ def more_tests(case: str, data: Data, seed: int, cache: Path) -> Data:
         return data
     more = load(CASES[case], replace(few, name="tests", samples={kind: (1, MORE[kind])}), seed, cache)
     return replace(data, test=more.test, truth=more.truth)
-
-
-@contextmanager
-def answered_once() -> Iterator[None]:
-    """Fills inside that differ in the calibration alone ask the network once for every window."""
-    plain, kept = fieldfill.model.single_step, {}
-
-    def once(denoiser: Denoiser, x: torch.Tensor, *others: Any) -> Estimate:
-        key = sha256(x.numpy().tobytes()).digest()
-        if key not in kept:
-            kept[key] = plain(denoiser, x, *others)
-        return kept[key]
-
-    fieldfill.model.single_step = once
-    try:
-        yield
-    finally:
-        fieldfill.model.single_step = plain
 
 
 def baselines(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
@@ -176,8 +154,7 @@ def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     """Seconds of a fill with its standard deviation and of the mean alone, in turns."""
     model = filler.model_
     plain = build_denoiser(model.config.model_copy(update={"spread": False}), model.domain, model.grid.periodic, 0)
-    for name in ("skip", "transport", "local"):
-        setattr(plain, name, getattr(model.denoiser, name))
+    plain.chain, plain.scales = model.denoiser.chain, model.denoiser.scales
     record = open_record(data.test, model.variables, model.dims, model.domain.numpy())
     count = 1 if _is_large(data) else 8
     x, observed = Windows(record, model.normaliser, model.config.window).training([(s, 0) for s in range(count)])
@@ -197,34 +174,11 @@ def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     return {"seconds": medians, "v_std_adds": float(np.median(ratios)) - 1, "windows": count}
 
 
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """Counts the windows that are conditioned by a Gaussian law: every forward pass of a denoiser does so once."""
-    passes, plain = [0], {law: law.condition for law in (GaussianSkip, LinearDynamics)}
-
-    def counting(law: type) -> Callable[..., torch.Tensor]:
-        def condition(self: Any, y: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
-            passes[0] += len(y)
-            return plain[law](self, y, *args, **more)
-
-        return condition
-
-    try:
-        for law in plain:
-            law.condition = counting(law)  # type: ignore[method-assign]
-        yield passes
-    finally:
-        for law, condition in plain.items():
-            law.condition = condition  # type: ignore[method-assign]
-
-
 def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
-    """CRPS, forward passes and cost of realisations on a few test samples; all samplers start from the same noise."""
+    """CRPS and cost of realisations on a few test samples; all samplers start from the same noise."""
     large = _is_large(data)
     count, few = 2 if large else 16, slice(0, 1)
     test, truth = data.test.isel(sample=few), data.truth.isel(sample=few)
-    skip = filler.model_.denoiser.skip
-    assert isinstance(skip, GaussianSkip)
     ways = {
         "conditional": ("conditional", Solver()),
         "exact, second order, 30 steps": ("exact", Solver(30, 2)),
@@ -232,20 +186,18 @@ def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     }
     if not large:
         ways["weighted, second order, 30 steps"] = ("weighted", Solver(30, 2))
-    with counted() as passes:
-        plain = ff.score(filler.fill(test), truth).isel(variable=0)
-    found: dict[str, Any] = {"normal law with v_std": {"crps": plain.crps.item(), "passes": passes[0]}}
+    plain = ff.score(filler.fill(test), truth).isel(variable=0)
+    found: dict[str, Any] = {"normal law with v_std": {"crps": plain.crps.item()}}
     for name, (sampler, solver) in ways.items():
         begun = time.process_time()
-        with counted() as passes:
-            filled = filler.fill(test, members=count, sampler=sampler, solver=solver)
+        filled = filler.fill(test, members=count, sampler=sampler, solver=solver)
         seconds = time.process_time() - begun
         scores = ff.score(filled, truth).isel(variable=0)
         keys = ("crps_ensemble", "spread_skill_ensemble", "rank_flatness")
-        found[name] = {**{key: scores[key].item() for key in keys}, "seconds": seconds, "passes": passes[0]}
+        found[name] = {**{key: scores[key].item() for key in keys}, "seconds": seconds}
     first, second = (found[f"exact, {name} steps"]["crps_ensemble"] for name in ("DDIM, 200", "second order, 30"))
     found["second order over DDIM"] = second / first - 1
-    found["members"], found["samples"], found["probes"] = count, test.sizes["sample"], PROBES
+    found["members"], found["samples"] = count, test.sizes["sample"]
     return found
 
 
@@ -276,7 +228,8 @@ PARTS = {
     "members": members,
     "guidance": guidance,
 }
-STATED = {"intervals", "cost", "members"}  # parts that look at v_std
+# Parts that use v_std.
+CALIBRATED = ("intervals", "cost", "members")
 
 
 def applies(part: str, case: str) -> bool:
@@ -284,51 +237,43 @@ def applies(part: str, case: str) -> bool:
     return (part == "guidance") == (CASES[case].data == "shallow-water")
 
 
-def measure(case: str, minutes: float, parts: list[str], seed: int, threads: int, cache: Path) -> None:
-    todo = [part for part in parts if applies(part, case) and not row_path(case, part, seed).exists()]
-    if not todo:
-        return
-    runner = Runner(RESULTS, SCALES["cpu"], cache, minutes, threads)
-    torch.set_num_threads(threads)
-    data = runner.data(case, seed)
-    job = Job("uncertainty", case, "fieldfill", "fieldfill")
-    changes = {"contexts": 0} if todo == ["guidance"] else {}  # which contexts are best does not matter there
-    config = learnt("fieldfill", CASES[case], runner.scale, data.frames, minutes, changes)
-    filler, facts = runner.trained(job, config, data, seed)
-    if STATED.intersection(todo):
-        calibrated(filler, data)
-    for part in todo:
-        begun = time.monotonic()
-        judged = more_tests(case, data, seed, cache) if part == "intervals" else data
-        row = {
-            "bench": "uncertainty",
-            "case": case,
-            "method": part,
-            "seed": seed,
-            "scale": "cpu",
-            "budget": {"minutes": minutes},
-            "train_steps": facts["train_steps"],
-            "ensemble": str(filler.model_.ensemble),
+@dataclass
+class Models:
+    """The models of the study; the last one is kept in memory."""
+
+    runner: Runner
+    minutes: float
+    last: dict[tuple[str, int], tuple[ff.Filler, dict[str, Any]]] = field(default_factory=dict)
+
+    def measure(self, case: str, part: str, seed: int) -> dict[str, Any]:
+        data = self.runner.data(case, seed)
+        filler, facts = self.model(case, seed, data)
+        if part in CALIBRATED:
+            calibrated(filler, data)
+        judged = more_tests(case, data, seed, self.runner.cache) if part == "intervals" else data
+        return {
             "metrics": PARTS[part](filler, judged, case),
-            "seconds": time.monotonic() - begun,
-            **rows.provenance(threads),
+            "train_steps": facts["train_steps"],
+            "train_seconds": facts["train_seconds"],
+            "budget": {"minutes": self.minutes},
+            "ensemble": str(filler.model_.ensemble),
         }
-        row_path(case, part, seed).write_text(json.dumps(row, indent=1, default=float))
-        print(f"{case} {part}: {row['seconds']:.0f} s", flush=True)
+
+    def model(self, case: str, seed: int, data: Data) -> tuple[ff.Filler, dict[str, Any]]:
+        if (case, seed) not in self.last:
+            job = Job("uncertainty", case, "fieldfill", "fieldfill")
+            config = learnt("fieldfill", CASES[case], self.runner.scale, data.frames, self.minutes, {})
+            self.last = {(case, seed): self.runner.trained(job, config, data, seed)}
+        return self.last[case, seed]
 
 
-def row_path(case: str, part: str, seed: int) -> Path:
-    return FOLDER / f"{case}__{part}__seed{seed}.json"
-
-
-def draw(path: Path) -> None:
+def draw(found: list[rows.Row], path: Path) -> None:
     """Reliability of the calibrations, and coverage by distance, one column a case."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    found = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*__intervals__seed0.json"))]
     figure, axes = plt.subplots(2, len(found), figsize=(2.7 * len(found), 5.2), layout="constrained", squeeze=False)
     for (above, below), row in zip(axes.T, found):
         above.plot([0, 1], [0, 1], color="0.6", lw=1)
@@ -336,7 +281,9 @@ def draw(path: Path) -> None:
             result = row["metrics"][name]
             above.plot(LEVELS, result["reliability"], "o-", ms=3, color=colour, label=name)
             cells = np.array(result["by_distance"]["n"]) >= 200
-            below.plot(np.flatnonzero(cells), np.array(result["by_distance"]["coverage90"])[cells], "o-", color=colour)
+            below.plot(
+                np.flatnonzero(cells), np.array(result["by_distance"]["coverage90"], float)[cells], "o-", color=colour
+            )
         below.axhspan(0.84, 0.96, color="0.9", zorder=0)
         below.set(
             ylim=(0, 1), xticks=range(5), xticklabels=["≤1", "2", "4", "8", ">8"], xlabel="cells from an observation"
@@ -346,26 +293,28 @@ def draw(path: Path) -> None:
     axes[0, 0].set_ylabel("share of missing cells covered")
     axes[1, 0].set_ylabel("covered by 90 % intervals")
     axes[1, -1].legend(*axes[0, 0].get_legend_handles_labels(), loc="lower right", fontsize=7, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", default=CASES_MINUTES)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cache", type=Path, default=default_cache(RESULTS))
-    parser.add_argument("--figure", type=Path)
+    parser = options_of(__doc__)
+    parser.add_argument("--minutes", type=float, default=1.5, help="processor minutes of a training")
+    parser.add_argument("--cache", type=Path, help="data and models; default: that of the benchmark")
+    parser.add_argument("--figure", type=Path, help="only draw the rows of intervals that are there")
     options = parser.parse_args()
     if options.figure is not None:
-        draw(options.figure)
+        there = rows.read(options.results, "uncertainty")
+        draw([row for row in there if (row["method"], row["seed"]) == ("intervals", options.seed)], options.figure)
         return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for named in options.cases.split(","):
-        case, minutes = named.split(":")
-        measure(case, float(minutes), options.parts.split(","), options.seed, options.threads, options.cache)
+    cache = options.cache or default_cache(options.results)
+    models = Models(Runner(options.results, SCALES["cpu"], cache, options.minutes, options.threads), options.minutes)
+    measurements = [
+        Measurement(case, part, partial(models.measure, case, part))
+        for case in CASES_OF
+        for part in PARTS
+        if applies(part, case)
+    ]
+    Study("uncertainty", measurements).run(options)
 
 
 if __name__ == "__main__":

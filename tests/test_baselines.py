@@ -9,17 +9,16 @@ import torch
 import xarray as xr
 from skimage.restoration import inpaint_biharmonic
 
+from conftest import LAND, cloudy_dataset, seeded
 from fieldfill import baselines
-from fieldfill.baselines.base import Gappy, neighbours
+from fieldfill.baselines.baseline import Gappy, neighbours
 from fieldfill.baselines.interpolation import along_time
+from fieldfill.data.transforms import Normaliser
 from fieldfill.errors import InputError, MissingPackage
-from fieldfill.pde.gaussian import GaussianField
-from fieldfill.windows import Normaliser
+from fieldfill.simulate.gaussian_field import GaussianField
 
-FRAMES, ROWS, COLUMNS = 14, 10, 12
-LAND = np.zeros((ROWS, COLUMNS), bool)
-LAND[:4, :3] = True
-LAW = GaussianField(size=(ROWS, COLUMNS), frames=FRAMES, periodic=False, noise=0.05)
+FRAMES, ROWS, COLUMNS = 14, *LAND.shape
+LAW = GaussianField(size=LAND.shape, frames=FRAMES, periodic=False, noise=0.05)
 
 FAMILY = {
     "climatology": lambda **common: baselines.Climatology(**common),
@@ -40,28 +39,6 @@ WITH_SPREAD = {"eof", "eof random", "oi", "optimum"}
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def record(
-    dtype: str = "float64", names: str = "sst", samples: int = 0, static: bool = False, seed: int = 0
-) -> xr.Dataset:
-    """A moving field with land, clouds of half the sea, and one frame without any observation."""
-    generator = torch.Generator().manual_seed(seed)
-    law = GaussianField(size=(ROWS, COLUMNS), frames=FRAMES, periodic=False)
-    fields, clouds = (law.simulate(max(samples, 1) * 2, generator)[0].numpy()[:, 0] for _ in range(2))
-    if static:
-        clouds[:] = clouds[:, :1]
-    variables = {}
-    for c, name in enumerate(names.split(",")):
-        part = slice(c % 2, None, 2)
-        x = np.where((clouds[part] > 0) & ~LAND, fields[part] + 0.0, np.nan)
-        if not static:
-            x[0, 5] = np.nan
-        x = x if samples else x[0]
-        dims = ("sample", "time", "lat", "lon")[-x.ndim :]
-        variables[name] = (dims, x.astype(dtype), {"units": "degC"})
-    coords = {"time": np.arange(FRAMES) * 2.0, "lat": np.arange(ROWS) * 1.0, "lon": np.arange(COLUMNS) * 0.5}
-    return xr.Dataset(variables, coords=coords, attrs={"title": "test"})
-
-
 def check_contract(filled: xr.Dataset, ds: xr.Dataset, domain: np.ndarray, spread: bool) -> None:
     for name in ds.data_vars:
         values, out, flag = (x.values for x in (ds[name], filled[name], filled[f"{name}_flag"]))
@@ -80,7 +57,7 @@ def check_contract(filled: xr.Dataset, ds: xr.Dataset, domain: np.ndarray, sprea
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_contract_holds_for_every_method(name: str, dtype: str) -> None:
-    ds = record(dtype)
+    ds = cloudy_dataset(dtype)
     before = ds.copy(deep=True)
     filled = FAMILY[name](domain=~LAND).fit(ds).fill(ds)
     check_contract(filled, ds, ~LAND, name in WITH_SPREAD)
@@ -90,19 +67,19 @@ def test_the_contract_holds_for_every_method(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_samples_and_variables_are_filled(name: str) -> None:
-    ds = record(names="sst,chl", samples=3)
+    ds = cloudy_dataset(names="sst,chl", samples=3)
     check_contract(FAMILY[name](domain=~LAND).fit(ds).fill(ds), ds, ~LAND, name in WITH_SPREAD)
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_gaps_that_last_are_filled(name: str) -> None:
-    ds = record(samples=3, static=True)
+    ds = cloudy_dataset(samples=3, static=True)
     check_contract(FAMILY[name](domain=~LAND).fit(ds).fill(ds), ds, ~LAND, name in WITH_SPREAD)
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_other_data_than_those_learnt_from_are_filled(name: str) -> None:
-    ds, other = record(seed=0), record(seed=1).isel(time=slice(0, 6))
+    ds, other = cloudy_dataset(seed=0), cloudy_dataset(seed=1).isel(time=slice(0, 6))
     other["sst"][:, 6:, 6:] = np.nan
     filled = FAMILY[name](domain=~LAND).fit(ds).fill(other)
     check_contract(filled, other, ~LAND, name in WITH_SPREAD)
@@ -110,7 +87,7 @@ def test_other_data_than_those_learnt_from_are_filled(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_fit_and_fill_are_deterministic_and_leave_the_global_state_alone(name: str) -> None:
-    ds, state = record(), np.random.get_state()[1].copy()  # noqa: NPY002
+    ds, state = cloudy_dataset(), np.random.get_state()[1].copy()  # noqa: NPY002
     first, second = (FAMILY[name]().fit(ds).fill(ds) for _ in range(2))
     xr.testing.assert_equal(first, second)
     assert np.array_equal(state, np.random.get_state()[1])  # noqa: NPY002
@@ -119,7 +96,7 @@ def test_fit_and_fill_are_deterministic_and_leave_the_global_state_alone(name: s
 @pytest.mark.parametrize("name", [name for name in FAMILY if name != "optimum"])
 @pytest.mark.parametrize("constant", [0.0, -273.15])
 def test_a_constant_field_is_reproduced(name: str, constant: float) -> None:
-    ds = record(samples=2)
+    ds = cloudy_dataset(samples=2)
     ds["sst"] = ds.sst.where(ds.sst.isnull(), constant)
     out = FAMILY[name](domain=~LAND).fit(ds).fill(ds).sst.values
     np.testing.assert_allclose(out[..., ~LAND], constant, rtol=1e-6)
@@ -127,7 +104,7 @@ def test_a_constant_field_is_reproduced(name: str, constant: float) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAMILY if name != "optimum"])
 def test_shift_and_scale_of_the_units_do_not_matter(name: str) -> None:
-    ds = record()
+    ds = cloudy_dataset()
     plain = FAMILY[name]().fit(ds).fill(ds).sst.values
     other = ds.copy(data={"sst": 100 + 7 * ds.sst.values})
     scaled = FAMILY[name]().fit(other).fill(other).sst.values
@@ -136,7 +113,7 @@ def test_shift_and_scale_of_the_units_do_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_the_order_of_dimensions_survives(name: str) -> None:
-    ds = record(names="sst,chl", samples=2)
+    ds = cloudy_dataset(names="sst,chl", samples=2)
     turned = ds.transpose("lon", "time", "sample", "lat")
     straight, back = (FAMILY[name]().fit(d).fill(d) for d in (ds, turned))
     assert back.sst.dims == ("lon", "time", "sample", "lat")
@@ -144,7 +121,7 @@ def test_the_order_of_dimensions_survives(name: str) -> None:
 
 
 def test_a_cell_first_seen_when_filling_belongs_to_the_domain() -> None:
-    ds = record()
+    ds = cloudy_dataset()
     seen_later = ds.copy(deep=True)
     seen_later["sst"][3, 0, 0] = 1.5
     for name, make in FAMILY.items():
@@ -154,7 +131,7 @@ def test_a_cell_first_seen_when_filling_belongs_to_the_domain() -> None:
 
 
 def test_a_cell_seen_only_when_fitting_is_filled() -> None:
-    ds = record()
+    ds = cloudy_dataset()
     hidden = ds.copy(deep=True)
     hidden["sst"][:, 7:, 7:] = np.nan
     for name, make in FAMILY.items():
@@ -163,7 +140,7 @@ def test_a_cell_seen_only_when_fitting_is_filled() -> None:
 
 
 def test_bad_use_is_refused_in_one_line() -> None:
-    ds = record()
+    ds = cloudy_dataset()
     fitted = baselines.LinearTime().fit(ds)
     for data, words in (
         (ds.isel(lat=slice(5, None)), "fitted on 10 'lat', the data have 5"),
@@ -181,7 +158,7 @@ def test_bad_use_is_refused_in_one_line() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    ds = record()
+    ds = cloudy_dataset()
     for method, module in ((baselines.Telea(), "cv2"), (baselines.Biharmonic(), "skimage.restoration")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(MissingPackage, match="classical"):
@@ -222,7 +199,7 @@ def test_biharmonic_is_bit_for_bit_that_of_scikit_image() -> None:
 
 @pytest.mark.parametrize("name", ["telea", "navier_stokes", "biharmonic", "inpainting", "nearest", "oi", "eof"])
 def test_values_on_land_change_nothing(name: str) -> None:
-    ds = record()
+    ds = cloudy_dataset()
     flooded = ds.copy(deep=True)
     flooded["sst"] = flooded.sst.where(~xr.DataArray(LAND, dims=("lat", "lon")), 1e6)
     one, two = (FAMILY[name](domain=~LAND).fit(d).fill(d).sst.values for d in (ds, flooded))
@@ -230,7 +207,7 @@ def test_values_on_land_change_nothing(name: str) -> None:
 
 
 def test_the_best_inpainting_is_the_best_on_held_out_clouds() -> None:
-    ds = record()
+    ds = cloudy_dataset()
     fitted = baselines.BestInpainting().fit(ds)
     assert set(fitted.errors_) == {"telea", "navier_stokes", "biharmonic"}
     assert fitted.errors_[fitted.best_.name] == min(fitted.errors_.values())
@@ -306,7 +283,7 @@ def test_values_are_taken_across_the_seam_of_a_periodic_axis(name: str) -> None:
 
 def test_optimal_interpolation_goes_around_a_periodic_axis() -> None:
     """With one covariance, a record turned around its circle is filled like the record itself."""
-    x, domain = record().sst.values, ~LAND
+    x, domain = cloudy_dataset().sst.values, ~LAND
     difference = {}
     for periodic in (0, 1):
         coords = {"x": ("x", np.arange(COLUMNS * 1.0), {"periodic": periodic})}
@@ -314,8 +291,8 @@ def test_optimal_interpolation_goes_around_a_periodic_axis() -> None:
         for turn in (0, 5):
             ds = xr.Dataset({"v": (("time", "y", "x"), np.roll(x, turn, axis=2))}, coords=coords)
             method = FAMILY["oi"](domain=np.roll(domain, turn, axis=1)).fit(ds)
-            learnt = learnt or (method.skip_, Normaliser(np.zeros(1), np.ones(1)))
-            method.skip_, method.normaliser_ = learnt
+            learnt = learnt or (method.field_, Normaliser(np.zeros(1), np.ones(1)))
+            method.field_, method.normaliser_ = learnt
             fills.append(np.roll(method.fill(ds).v.values, -turn, axis=2)[:, domain])
         difference[periodic] = np.abs(fills[0] - fills[1]).max()
     assert difference[1] < 1e-3 < 0.01 < difference[0]
@@ -323,7 +300,7 @@ def test_optimal_interpolation_goes_around_a_periodic_axis() -> None:
 
 def big_record() -> tuple[GaussianField, xr.Dataset, np.ndarray, np.ndarray]:
     law = GaussianField(size=(16, 16), frames=60, periodic=False, noise=0.05, memory=0.7)
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     truth = law.simulate(1, generator)[0]
     values = law.observe(truth, generator).numpy()[0, 0]
     observed = law.simulate(1, generator)[0].numpy()[0, 0] > 0.0

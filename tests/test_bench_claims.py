@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from fieldfill.bench import benches, paper, rows
+from fieldfill.bench import benches, published, rows
 from fieldfill.bench.benches import BENCHES
 from fieldfill.bench.cases import SCALES
 from fieldfill.bench.claims import FAILS, HOLDS, REFERENCES, UNKNOWN, Finding, check_claims, inverse_law, ratio_table
-from fieldfill.bench.page import results_page
+from fieldfill.bench.measuring import learning
+from fieldfill.bench.result_tables import WITH_CLASSICAL, make_table
+from fieldfill.bench.results_page import results_page
 from fieldfill.bench.speed import slope
 from fieldfill.bench.summary import Summary
-from fieldfill.bench.tables import WITH_CLASSICAL, make_table
 
 
 def test_the_page_of_results_says_what_the_committed_rows_say() -> None:
@@ -49,7 +50,10 @@ def made_up(errors: dict[tuple[str, str, str], float], seed: int = 0) -> Summary
                 "variance_missing": 1.0,
                 "physics": {"propagation_mse": error} | {f"{v}_residual": (error / 3) ** 0.5 for v in "huv"},
             },
-            "paper": {"value": paper.MAIN.get(case, {}).get(method), "best_classical": paper.best_classical(case)},
+            "paper": {
+                "value": published.MAIN.get(case, {}).get(method),
+                "best_classical": published.best_classical(case),
+            },
         }
         for (bench, case, method), error in errors.items()
     )
@@ -116,12 +120,13 @@ def test_ratios_to_the_best_classical_row_stand_beside_those_of_the_paper() -> N
 
 def test_the_quantities_of_the_paper_are_its_own_in_every_world() -> None:
     metrics = {"share_of_variance": 0.5, "physics": {"h_residual": 1.0, "u_residual": 2.0, "v_residual": 3.0}}
-    assert paper.as_printed("shallow-water-pixel30", metrics) == 14
+    assert published.as_printed("shallow-water-pixel30", metrics) == 14
     assert (
-        paper.as_printed("advection-block5of9", {"share_of_variance": 0.5, "physics": {"propagation_mse": 0.2}}) == 0.2
+        published.as_printed("advection-block5of9", {"share_of_variance": 0.5, "physics": {"propagation_mse": 0.2}})
+        == 0.2
     )
-    assert paper.as_printed("era5-pixel1", metrics) == 0.5
-    assert paper.as_printed("advection-pixel30", {"share_of_variance": 0.5}) is None
+    assert published.as_printed("era5-pixel1", metrics) == 0.5
+    assert published.as_printed("advection-pixel30", {"share_of_variance": 0.5}) is None
 
 
 @pytest.mark.parametrize("words", ["fieldfill / best of the paper's classical", "quantities that the paper prints"])
@@ -169,7 +174,7 @@ def test_stated_spreads_are_judged_in_units_of_the_truth_and_where_there_are_any
 def test_the_page_tells_how_far_training_took_the_first_estimate() -> None:
     found = made_up({("main", "navier-stokes-pixel80", method): 0.2 for method in ("paper", "fieldfill")})
     for row in found.rows:
-        row |= {"train_steps": 30, "history": [{"validation": value} for value in (0.5, 0.4, 0.45)]}
+        row |= {"train_steps": 30, "learning": learning([{"validation": value} for value in (0.5, 0.4, 0.45)])}
         row["budget"] = {"minutes": 6.0, "steps": 100}
     page = results_page(found)
     assert page.count("| 30 | 0.5 | 0.4 | -20.0% |") == 1
@@ -214,6 +219,6 @@ def test_the_slope_of_a_power_law_is_its_exponent(power: float) -> None:
 
 
 def test_the_law_of_the_ensemble_is_found_in_the_numbers_of_the_paper() -> None:
-    for column in paper.ENSEMBLE.values():
+    for column in published.ENSEMBLE.values():
         a, b, explained = inverse_law([int(k) for k in column], list(column.values()))
         assert explained > 0.99 and b > 0 and a == pytest.approx(column["50"], rel=0.02)

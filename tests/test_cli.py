@@ -1,7 +1,6 @@
 """The command line in real processes: what it prints, what it writes, how it fails."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,19 +11,10 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from conftest import gappy_dataset
-from fieldfill.cli import main
+from conftest import ONE_THREAD, gappy_dataset, run_fieldfill
+from fieldfill.cli.main import main
 
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 FIT = ["--window", "4", "--steps", "3", "--partition", "swap"]
-
-
-def run(*arguments, check: int | None = 0) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "fieldfill", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False, timeout=300)
-    if check is not None:
-        assert done.returncode == check, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +24,8 @@ def files(tmp_path_factory):
     truth = gappy_dataset()
     truth["sst"] = truth.sst.fillna(10.0).where(truth.lon > 0.1)
     ff.save_dataset(truth, folder / "truth.nc")
-    run("fit", folder / "gappy.nc", "-o", folder / "m.ff", *FIT)
-    run("fill", folder / "m.ff", folder / "gappy.nc", "-o", folder / "filled.nc")
+    run_fieldfill("fit", folder / "gappy.nc", "-o", folder / "m.ff", *FIT)
+    run_fieldfill("fill", folder / "m.ff", folder / "gappy.nc", "-o", folder / "filled.nc")
     return folder
 
 
@@ -50,18 +40,21 @@ def test_python_and_command_line_give_the_same_numbers(files) -> None:
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_a_filled_file_is_the_same_file_with_the_holes_filled(files, tmp_path, suffix) -> None:
     result = json.loads(
-        run("fill", files / "m.ff", files / "gappy.nc", "-o", tmp_path / f"out{suffix}", "--json").stdout
+        run_fieldfill("fill", files / "m.ff", files / "gappy.nc", "-o", tmp_path / f"out{suffix}", "--json").stdout
     )
     out, ds = ff.open_dataset(tmp_path / f"out{suffix}").load(), ff.open_dataset(files / "gappy.nc").load()
     seen = np.isfinite(ds.sst.values)
-    assert np.array_equal(out.sst.values[seen], ds.sst.values[seen]) and out.sst.attrs == ds.sst.attrs
+    assert np.array_equal(out.sst.values[seen], ds.sst.values[seen])
+    assert out.sst.attrs == ds.sst.attrs | {"ancillary_variables": "sst_std sst_flag"}
     assert sum(result["cells"]["sst"].values()) == ds.sst.size
     assert out.sst_flag.attrs["flag_meanings"].split()[0] == "observed"
 
 
 def test_members_quantiles_and_the_budget_are_added_on_request(files, tmp_path) -> None:
     options = ["--members", "2", "--budget", "--quantiles", "0.05, 0.95", "--json"]
-    result = json.loads(run("fill", files / "m.ff", files / "gappy.nc", "-o", tmp_path / "out.nc", *options).stdout)
+    result = json.loads(
+        run_fieldfill("fill", files / "m.ff", files / "gappy.nc", "-o", tmp_path / "out.nc", *options).stdout
+    )
     out, ds = ff.open_dataset(tmp_path / "out.nc").load(), ff.open_dataset(files / "gappy.nc").load()
     seen = np.isfinite(ds.sst.values)
     assert out.sst_members.dims == ("member", *ds.sst.dims) and out.member.attrs["standard_name"] == "realization"
@@ -73,28 +66,28 @@ def test_members_quantiles_and_the_budget_are_added_on_request(files, tmp_path) 
 
 
 def test_score_prints_the_contract(files) -> None:
-    result = json.loads(run("score", files / "filled.nc", "--truth", files / "truth.nc", "--json").stdout)
+    result = json.loads(run_fieldfill("score", files / "filled.nc", "--truth", files / "truth.nc", "--json").stdout)
     assert set(result["variables"]["sst"]) >= {"mse", "rmse", "mae", "mse_all", "crps", "coverage90", "n"}
-    assert "mse" in run("score", files / "filled.nc", "--truth", files / "truth.nc").stdout
+    assert "mse" in run_fieldfill("score", files / "filled.nc", "--truth", files / "truth.nc").stdout
 
 
 def test_check_prints_the_contract_and_exits_by_its_verdict(files) -> None:
-    done = run("check", files / "gappy.nc", "--window", "4", "--json", check=None)
+    done = run_fieldfill("check", files / "gappy.nc", "--window", "4", "--json", check=None)
     result = json.loads(done.stdout)
     assert set(result) >= {"verdict", "partition", "exposure", "unlearnable_share", "candidates"}
     assert done.returncode == (0 if result["verdict"] == "ok" else 1)
 
 
 def test_report_is_one_page_with_or_without_truth(files, tmp_path) -> None:
-    run("report", files / "filled.nc", "-o", tmp_path / "a.html")
+    run_fieldfill("report", files / "filled.nc", "-o", tmp_path / "a.html")
     options = ["--truth", files / "truth.nc", "--model", files / "m.ff", "--json"]
-    result = json.loads(run("report", files / "filled.nc", "-o", tmp_path / "b.html", *options).stdout)
+    result = json.loads(run_fieldfill("report", files / "filled.nc", "-o", tmp_path / "b.html", *options).stdout)
     assert result["report"].endswith("b.html")
     assert "held-out" in (tmp_path / "b.html").read_text() and (tmp_path / "a.html").stat().st_size > 10**6
 
 
 def test_mask_hides_cells_and_keeps_the_rest(files, tmp_path) -> None:
-    run(
+    run_fieldfill(
         "mask",
         files / "truth.nc",
         "--pattern",
@@ -106,7 +99,7 @@ def test_mask_hides_cells_and_keeps_the_rest(files, tmp_path) -> None:
         "--seed",
         "3",
     )
-    run(
+    run_fieldfill(
         "mask",
         files / "truth.nc",
         "--pattern",
@@ -133,9 +126,9 @@ def test_mask_hides_cells_and_keeps_the_rest(files, tmp_path) -> None:
 
 
 def test_versions_and_help() -> None:
-    assert "torch" in json.loads(run("versions", "--json").stdout)
+    assert "torch" in json.loads(run_fieldfill("versions", "--json").stdout)
     for command in ("demo", "check", "fit", "fill", "score", "mask", "simulate", "report", "versions"):
-        assert "Example: fieldfill" in run(command, "--help").stdout
+        assert "Example: fieldfill" in run_fieldfill(command, "--help").stdout
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +214,7 @@ def test_bad_input_is_one_line_and_exit_code_2(bad_files, case, monkeypatch, cap
 
 @pytest.mark.parametrize("case", ["infinite", "other grid", "unknown option"])
 def test_real_processes_fail_the_same_way(bad_files, case) -> None:
-    done = run(*wrong_call(bad_files, case), check=2)
+    done = run_fieldfill(*wrong_call(bad_files, case), check=2)
     assert done.stdout == "" and done.stderr.startswith("fieldfill: ") and len(done.stderr.strip().splitlines()) == 1
 
 
@@ -239,7 +232,7 @@ def test_a_killed_fit_is_resumed_to_the_same_weights(tmp_path) -> None:
         tmp_path / "killed.ff",
         *options,
     ]
-    process = subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=ONE_THREAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "killed.ff.part" / "checkpoint.pt"
     for _ in range(1200):
         if checkpoint.exists() or process.poll() is not None:
@@ -248,10 +241,10 @@ def test_a_killed_fit_is_resumed_to_the_same_weights(tmp_path) -> None:
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     assert not (tmp_path / "killed.ff").exists()
-    refused = run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "killed.ff", *options, check=2)
+    refused = run_fieldfill("fit", tmp_path / "gappy.nc", "-o", tmp_path / "killed.ff", *options, check=2)
     assert "--resume continues it" in refused.stderr and checkpoint.exists()
-    run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "killed.ff", *options, "--resume")
-    run("fit", tmp_path / "gappy.nc", "-o", tmp_path / "whole.ff", *options)
+    run_fieldfill("fit", tmp_path / "gappy.nc", "-o", tmp_path / "killed.ff", *options, "--resume")
+    run_fieldfill("fit", tmp_path / "gappy.nc", "-o", tmp_path / "whole.ff", *options)
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("killed.ff", "whole.ff")]
     assert weights[0] == weights[1]
     assert not checkpoint.parent.exists()

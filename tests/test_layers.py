@@ -1,100 +1,141 @@
-"""Imports go downward only, and the borders of DESIGN hold: the tree is the architecture."""
+"""The tree is the architecture: imports go down only, and nobody reaches into another module's private parts."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "src" / "fieldfill"
+HERE = Path(__file__).parent
+ROOT = HERE.parent / "src" / "fieldfill"
 
-# From the bottom up; modules of one layer may import each other.
-LAYERS = [
-    ["errors", "environment", "seeds"],
-    ["metrics", "pde"],
-    ["io", "axes", "record", "grid", "inputs", "windows"],
-    ["schedule"],
-    ["masks"],
-    [
-        "partition",
-        "exposure",
-        "independence",
-        "holdout",
-        "reweight",
-        "surroundings",
-        "tails",
-        "uncertainty",
-        "budget",
-    ],
-    ["nn"],
-    ["denoise", "separations", "dynamics", "covariance", "climatology"],
-    ["train", "validate", "refine", "parallel", "sample", "multistep", "guide"],
-    ["config"],
-    ["calibrate", "model", "gaps", "audit", "physics", "members", "steering", "estimates"],
-    ["baselines"],
-    ["fill"],
-    ["bench", "report"],
-    ["demo"],
-    ["cli", "terminal", "__main__", "__init__"],
+# From the top down. A room imports only from rooms below it.
+ROOMS = [
+    "__main__",
+    "cli",
+    "bench",
+    "report",
+    "api",
+    "workflow",
+    "baselines",
+    "method",
+    "config",
+    "execution",
+    "uncertainty",
+    "sampling",
+    "diffusion",
+    "estimators",
+    "partition",
+    "masks",
+    "metrics",
+    "simulate",
+    "data",
+    "seeds",
+    "errors",
 ]
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+# Rooms on one level that may import each other, with the reason.
+NEIGHBOURS: dict[tuple[str, str], str] = {}
+
+RANK = {name: rank for rank, name in enumerate(ROOMS)}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+TESTS = sorted(HERE.glob("test_*.py"))
+NO_TORCH = (
+    "errors",
+    "metrics",
+    "data/io",
+    "data/axes",
+    "data/record",
+    "data/grid",
+    "data/inputs",
+    "data/flags",
+    "data/finite",
+    "data/ancillary",
+    "data/encoding",
+    "data/kinds",
+    "data/outputs",
+    "data/writer",
+)
+NO_XARRAY = ("diffusion", "estimators", "masks/model", "masks/fixed", "masks/moving", "partition", "sampling")
 
 
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[0]
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT).with_suffix(""))
 
 
-def imports_of(path: Path) -> set[str]:
-    """Names of all modules that a file imports at any depth of its code."""
-    found: set[str] = set()
+def imported(path: Path) -> list[tuple[str, str]]:
+    """(module, name) of everything that a file imports, at any depth of its code."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            found += [(node.module, alias.name) for alias in node.names]
     return found
 
 
-FILES = sorted(ROOT.rglob("*.py"))
+def rooms_of(path: Path) -> set[str]:
+    """Rooms of this package that a file imports from."""
+    rooms = set()
+    for module, name in imported(path):
+        parts = [*module.split("."), name]
+        if parts[0] == "fieldfill":
+            rooms.add(parts[1])
+    return rooms - {""}
 
 
-def test_every_module_has_a_layer() -> None:
-    assert {module_of(path) for path in FILES} <= set(RANK)
+def test_every_module_lies_in_a_room() -> None:
+    assert {path.relative_to(ROOT).with_suffix("").parts[0] for path in FILES} <= set(ROOMS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_downward(path: Path) -> None:
-    here = module_of(path)
-    for name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "fieldfill" and len(parts) > 1 and parts[1] in RANK and parts[1] != here:
-            assert RANK[parts[1]] <= RANK[here], f"{here} may not import {parts[1]}"
+def test_every_room_says_in_one_sentence_what_lives_there() -> None:
+    for init in ROOT.rglob("*/__init__.py"):
+        text = ast.get_docstring(ast.parse(init.read_text()))
+        assert text and text.splitlines()[0].endswith("."), f"{init} needs a docstring that begins with one sentence"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_down(path: Path) -> None:
+    here = path.relative_to(ROOT).with_suffix("").parts[0]
+    for room in rooms_of(path) - {here}:
+        if room in RANK and (here, room) not in NEIGHBOURS:
+            assert RANK[room] > RANK[here], f"{name_of(path)} lies below {room} and must not import it"
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted(HERE.glob("*.py"))], ids=lambda path: path.stem)
+def test_private_names_stay_private(path: Path) -> None:
+    for module, name in imported(path):
+        private = [part for part in (*module.split("."), name) if part.startswith("_") and not part.startswith("__")]
+        assert not (module.startswith("fieldfill") and private), f"{path.name} imports {module}.{name}"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_tests_neither_import_each_other_nor_touch_private_attributes(path: Path) -> None:
+    others = {other.stem for other in TESTS} - {path.stem}
+    assert not {module for module, _ in imported(path)} & others
+    private = {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+    }
+    assert private <= {"_exit", "_repr_html_"}  # names that Python and notebooks prescribe
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_files_never_meet_torch_and_networks_never_meet_xarray(path: Path) -> None:
-    outside = {name.split(".")[0] for name in imports_of(path)}
-    if module_of(path) in {"errors", "environment", "metrics", "io", "axes", "record", "grid"}:
+    outside = {module.split(".")[0] for module, _ in imported(path)}
+    if name_of(path).startswith(NO_TORCH) and name_of(path) != "metrics/physics":
         assert "torch" not in outside
-    if module_of(path) in {
-        "schedule",
-        "masks",
-        "partition",
-        "exposure",
-        "nn",
-        "denoise",
-        "train",
-        "refine",
-        "sample",
-        "multistep",
-    }:
+    if name_of(path).startswith(NO_XARRAY):
         assert "xarray" not in outside
 
 
-def test_help_does_not_wait_for_torch() -> None:
-    import subprocess
-    import sys
+def test_networks_know_nothing_of_diffusion() -> None:
+    for path in (ROOT / "diffusion" / "networks").glob("*.py"):
+        ours = {module for module, _ in imported(path) if module.startswith("fieldfill")}
+        assert all(module.startswith(("fieldfill.diffusion.networks", "fieldfill.errors")) for module in ours), path
 
-    code = "import sys, fieldfill, fieldfill.cli; sys.exit('torch' in sys.modules)"
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, fieldfill, fieldfill.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
+from conftest import seeded
 from fieldfill.errors import InputError
 from fieldfill.masks import (
     BlockMask,
@@ -65,10 +66,6 @@ def partitions(bank: Tensor) -> list[Partition]:
         HideMore(0.7),
         HideMore(structure=BlockPartition()),
     ]
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("model", MASKS, ids=lambda m: type(m).__name__)

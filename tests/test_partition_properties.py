@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import seeded
 from fieldfill.config import build_partition
 
 OVERLAPPING = {"all-observed", "hide-more", "hide-more:block:3x3"}  # the query holds the context there, by definition
@@ -13,7 +14,7 @@ NAMES = ["swap", "pixel", "station", "frame", "variable", "block:3x3", "block:2x
 @st.composite
 def masks(draw) -> torch.Tensor:
     """Observed cells (N, C, T, H, W): independent, static, shared by variables, by frames, empty or full rows."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    generator = seeded(draw(st.integers(0, 2**31)))
     shape = [draw(st.integers(3, 6)), draw(st.integers(1, 3)), draw(st.integers(1, 4)), *(draw(st.integers(4, 9)),) * 2]
     drawn = list(shape)
     for dim in (1, 2, 3, 4):
@@ -30,7 +31,7 @@ def masks(draw) -> torch.Tensor:
 def test_every_partition_keeps_its_promises(observed, seed) -> None:
     for name in NAMES:
         partition = build_partition(name, observed, (0.5, 0.95))
-        context, query = partition.split(observed, torch.Generator().manual_seed(seed))
+        context, query = partition.split(observed, seeded(seed))
         assert context.dtype == query.dtype == torch.bool and context.shape == query.shape == observed.shape
         assert not (context & ~observed).any() and not (query & ~observed).any(), name
         if name not in OVERLAPPING:
@@ -38,7 +39,7 @@ def test_every_partition_keeps_its_promises(observed, seed) -> None:
         # A row is either split or given up openly: nothing to query, and all that was observed as context.
         unsplit = ~query.flatten(1).any(1)
         assert torch.equal(context[unsplit], observed[unsplit]), name
-        again = partition.split(observed, torch.Generator().manual_seed(seed))
+        again = partition.split(observed, seeded(seed))
         assert torch.equal(context, again[0]) and torch.equal(query, again[1]), name
 
 
@@ -48,7 +49,7 @@ def test_contexts_for_inference_stay_inside_and_keep_the_structure(observed, see
     static = (observed == observed[:, :, :1]).flatten(1).all(1)
     for name in NAMES:
         partition = build_partition(name, observed, (0.5, 0.95))
-        contexts = partition.contexts(observed, 3, torch.Generator().manual_seed(seed), keep=0.7)
+        contexts = partition.contexts(observed, 3, seeded(seed), keep=0.7)
         assert contexts.shape == (3, *observed.shape) and not (contexts & ~observed).any(), name
         if name in ("pixel", "block:3x3") and static.all():
             assert (contexts == contexts[:, :, :, :1]).all(), f"{name} moves where the gaps do not"
@@ -57,11 +58,11 @@ def test_contexts_for_inference_stay_inside_and_keep_the_structure(observed, see
 
 
 def test_variables_without_changing_gaps_are_shown_and_never_asked_for() -> None:
-    observed = torch.rand(6, 3, 2, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.5
+    observed = torch.rand(6, 3, 2, 6, 6, generator=seeded()) < 0.5
     observed[:, 1] = True
     for name in NAMES:
         partition = build_partition(name, observed, (0.5, 0.95))
-        generator = torch.Generator().manual_seed(0)
+        generator = seeded()
         context, query = partition.split(observed, generator)
         assert context[:, 1].all() and not query[:, 1].any() and query[:, [0, 2]].any(), name
         for design in ("random", "balanced", "enumerated"):

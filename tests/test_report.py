@@ -16,14 +16,14 @@ import pytest
 import xarray as xr
 
 from chromium import CHROMIUM, Browser
+from fieldfill.data.record import FLAGS, open_record
 from fieldfill.errors import InputError, MissingPackage
 from fieldfill.metrics import reliability
-from fieldfill.record import FLAGS, open_record
 from fieldfill.report import Story, picture, write_report
+from fieldfill.report.contents import PAGE_BYTES, read_fields, read_record, thinning, typical_frame
 from fieldfill.report.headline import best_alternative
 from fieldfill.report.maps import movie
-from fieldfill.report.story import PAGE_BYTES, read_fields, read_record, thinning, typical_frame
-from fieldfill.report.words import number, percent, pretty_units
+from fieldfill.report.phrasing import number, percent, pretty_units
 
 pytest.importorskip("plotly", reason="the report needs plotly")
 pytest.importorskip("cmcrameri", reason="the report needs cmcrameri")

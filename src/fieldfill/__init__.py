@@ -1,7 +1,8 @@
 """fieldfill: fill the gaps of gridded physical data with a diffusion model learnt from the gappy data itself.
 
 >>> import fieldfill as ff
->>> data = ff.demo.make_data(frames=24, size=(16, 16))
+>>> from fieldfill.bench import demo
+>>> data = demo.make_data(frames=24, size=(16, 16))
 >>> filler = ff.Filler(window=4, steps=2, seed=0).fit(data.gappy)
 >>> filled = filler.fill(data.gappy)
 >>> sorted(filled.data_vars)
@@ -9,53 +10,57 @@
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fieldfill import baselines, demo, masks, metrics, partition, pde
-    from fieldfill.audit import check
-    from fieldfill.config import Config
-    from fieldfill.environment import versions
-    from fieldfill.errors import InputError
-    from fieldfill.fill import Filler, load
-    from fieldfill.gaps import hide
-    from fieldfill.io import open_dataset, save_dataset
+    from fieldfill import baselines, masks, metrics, partition, simulate
+    from fieldfill.api import Filler, check, hide, load, physical_scores
+    from fieldfill.config import Settings
+    from fieldfill.data.io import open_dataset, save_dataset
+    from fieldfill.errors import InputError, InputWarning
+    from fieldfill.execution.environment import versions
     from fieldfill.metrics import score
 
 __all__ = [
-    "Config",
     "Filler",
     "InputError",
+    "InputWarning",
+    "Settings",
     "baselines",
     "check",
-    "demo",
     "hide",
     "load",
     "masks",
     "metrics",
     "open_dataset",
     "partition",
-    "pde",
+    "physical_scores",
     "save_dataset",
     "score",
+    "simulate",
     "versions",
 ]
 
 _HOMES = {
-    "Config": "config",
-    "Filler": "fill",
+    "Settings": "config",
+    "Filler": "api",
     "InputError": "errors",
-    "check": "audit",
-    "hide": "gaps",
-    "load": "fill",
-    "open_dataset": "io",
-    "save_dataset": "io",
+    "InputWarning": "errors",
+    "check": "api",
+    "hide": "api",
+    "load": "api",
+    "physical_scores": "api",
+    "open_dataset": "data.io",
+    "save_dataset": "data.io",
     "score": "metrics",
-    "versions": "environment",
+    "versions": "execution.environment",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("fieldfill")
     # Names are loaded on first use: `fieldfill --help` and reading files need not wait for torch.
     if name not in __all__:
         raise AttributeError(f"module 'fieldfill' has no attribute '{name}'")

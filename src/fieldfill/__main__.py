@@ -1,5 +1,5 @@
 """``python -m fieldfill`` is the command line."""
 
-from fieldfill.cli import main
+from fieldfill.cli.main import main
 
 main()

@@ -1,20 +1,42 @@
-"""Names ↔ objects: the only place where strings become classes.
+"""Settings, and the registries that turn names into objects. Nothing below this module sees a name.
 
-A `Config` is a frozen, serialisable description of a model; the builders below turn its names into the objects that
-all lower layers work with. Presets are configurations with a purpose.
+`Settings` describe a model completely but for the data and the seed. To add a network, an estimator, a mask or a
+simulator, write its class and add one line to `NETWORKS`, `ESTIMATORS`, `MASKS` or `SIMULATORS`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import xarray as xr
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor, nn
 
-from fieldfill.denoise import PREDICTIONS, Denoiser, Skip
+from fieldfill.data.finite import standardised
+from fieldfill.data.transforms import Normaliser
+from fieldfill.diffusion.denoiser import PREDICTIONS, Denoiser
+from fieldfill.diffusion.networks.fno import FNO
+from fieldfill.diffusion.networks.refiner import Refiner
+from fieldfill.diffusion.networks.space_time import SpaceTimeUNet
+from fieldfill.diffusion.networks.unet import FoldedUNet
+from fieldfill.diffusion.scales import Scales
+from fieldfill.diffusion.schedule import VPSchedule
+from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
+from fieldfill.estimators.base import Estimator
+from fieldfill.estimators.chain import Chain
+from fieldfill.estimators.climatology import Climatology
+from fieldfill.estimators.drift import Drift
+from fieldfill.estimators.gaussian.estimator import Gaussian
+from fieldfill.estimators.gaussian.field import LearntField
+from fieldfill.estimators.motion import Motion
+from fieldfill.estimators.neighbourhood import Neighbourhood
+from fieldfill.estimators.pull_push import PullPush
+from fieldfill.estimators.waves import Waves
 from fieldfill.masks import (
     BlockMask,
     CloudMask,
@@ -25,18 +47,6 @@ from fieldfill.masks import (
     SwathMask,
     TrackMask,
     VariableDropout,
-)
-from fieldfill.nn import (
-    FNO,
-    FoldedUNet,
-    GaussianSkip,
-    LocalRegression,
-    PullPush,
-    Refiner,
-    Scales,
-    SpaceTimeUNet,
-    Transport,
-    zero_skip,
 )
 from fieldfill.partition import (
     AllObserved,
@@ -51,16 +61,16 @@ from fieldfill.partition import (
     WithSideInputs,
     varying_variables,
 )
-from fieldfill.pde import Advection, NavierStokes, ShallowWater
-from fieldfill.pde.gaussian import GaussianField
-from fieldfill.pde.store import Simulator
-from fieldfill.schedule import VPSchedule
-from fieldfill.train import TrainSettings
-from fieldfill.windows import Normaliser
+from fieldfill.simulate import Advection, NavierStokes, ShallowWater
+from fieldfill.simulate.gaussian_field import GaussianField
+from fieldfill.simulate.store import Simulator
 
 __all__ = [
+    "ESTIMATORS",
+    "MASKS",
+    "NETWORKS",
     "PRESETS",
-    "Config",
+    "Settings",
     "adjusted",
     "build_denoiser",
     "build_mask",
@@ -68,89 +78,9 @@ __all__ = [
     "build_simulator",
     "candidate_partitions",
     "preset",
+    "simulator_of",
     "static_features",
 ]
-
-
-class Config(BaseModel):
-    """Everything that determines a model besides the data and the seed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    window: int = Field(8, ge=1, description="frames seen together")
-    partition: str = Field("auto", description="how contexts are drawn; auto asks the exposure audit")
-    keep: tuple[float, float] = Field((0.5, 1.0), description="share of the observed cells in a training context")
-    inputs: tuple[str, ...] = Field((), description="coordinates, day-of-year, or names of maps that the network knows")
-    log: tuple[str, ...] = Field((), description="positive variables that are learnt in their logarithm")
-    climatology: bool = Field(True, description="give cells a mean and spread of their own where that pays")
-    network: str = Field("refiner", description="name of the network")
-    base: int = Field(32, ge=8, description="channels of the finest level")
-    levels: int = Field(3, ge=1, description="resolutions of the network, or blocks of the 'refiner'")
-    prediction: str = Field("data", description="what the network predicts: the field, the noise or their velocity")
-    spread: bool = Field(True, description="let the network say how sure it is")
-    patch: int = Field(
-        2, ge=1, description="cells per side folded into channels by 'refiner' and 'unet'; others do not"
-    )
-    skip: str = Field("gaussian", description="linear estimate that the network corrects")
-    transport: bool = Field(True, description="add to the skip what the motion of a window carries into its gaps")
-    local: bool = Field(True, description="add to the skip what maps and the neighbourhood of a cell say")
-    skip_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian skip")
-    contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
-    choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
-    hold_out: float = Field(0.1, gt=0, lt=1, description="share of the windows with held-out cells")
-    training: TrainSettings = TrainSettings()
-
-
-PRESETS: dict[str, Config] = {
-    "fast": Config(),
-    "standard": Config(base=64, levels=4, training=TrainSettings(steps=10_000, batch=8, ema=0.999, validate_every=250)),
-    "paper": Config(
-        keep=(0.7, 0.7),
-        climatology=False,
-        network="space-time-unet",
-        base=32,
-        spread=False,
-        skip="none",
-        transport=False,
-        local=False,
-        choose_contexts=False,
-        training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0, shrink=False),
-    ),
-}
-
-
-def preset(name: str, window: int, partition: str, steps: int | None, minutes: float | None) -> Config:
-    """A preset with the few settings that everybody changes."""
-    if name not in PRESETS:
-        raise InputError(f"unknown preset '{name}'; choose one of {', '.join(PRESETS)}")
-    if window < 1:
-        raise InputError(f"window={window}; a window has one frame or more")
-    if steps is not None and steps < 1:
-        raise InputError(f"steps={steps}; train for one step or more")
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"minutes={minutes}; give a time above 0")
-    base = PRESETS[name]
-    training = replace(base.training, steps=steps or base.training.steps, minutes=minutes)
-    return base.model_copy(update={"window": window, "partition": partition, "training": training})
-
-
-def adjusted(config: Config, changes: Sequence[str]) -> Config:
-    """``config`` with settings changed by ``name=value``, such as ``network=fno`` or ``training.batch=64``."""
-    values = config.model_dump()
-    for change in changes:
-        name, equals, text = change.partition("=")
-        place = values["training"] if name.startswith("training.") else values
-        key = name.removeprefix("training.")
-        if not equals or key not in place or key == "training":
-            names = [*(n for n in values if n != "training"), *(f"training.{n}" for n in values["training"])]
-            raise InputError(f"cannot set '{change}'; write name=value with a name out of {', '.join(names)}")
-        place[key] = tuple(text.split(",")) if isinstance(place[key], tuple) else text
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"cannot set {name} to '{first['input']}': {first['msg']}") from None
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -160,9 +90,182 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "karras-unet": partial(SpaceTimeUNet, magnitude_preserving=True),
     "fno": FNO,
 }
+# Networks that fold patches of cells into channels.
 PATCHED = ("refiner", "unet")
-LEVELS = 8  # of noise, at which the errors of first estimates are measured
-SKIPS = ("gaussian", "pull-push", "none")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an estimator is built for: C, T, H, W of a window, periodic axes, number of maps, solver steps."""
+
+    variables: int
+    frames: int
+    grid: tuple[int, int]
+    periodic: tuple[bool, bool]
+    maps: int
+    steps: int
+
+    @cached_property
+    def field(self) -> LearntField:
+        """The Gaussian field of all windows, which several estimators share."""
+        return LearntField(self.variables, self.frames, self.grid, self.periodic, steps=self.steps)
+
+
+ESTIMATORS: dict[str, Callable[[Shape], Estimator]] = {
+    "climatology": lambda shape: Climatology(),
+    "pull-push": lambda shape: PullPush(),
+    "gaussian": lambda shape: Gaussian(shape.field),
+    "drift": lambda shape: Drift(shape.field),
+    "waves": lambda shape: Waves(shape.field),
+    "motion": lambda shape: Motion(shape.variables, shape.periodic),
+    "neighbourhood": lambda shape: Neighbourhood(shape.variables, shape.maps, shape.periodic),
+}
+# Estimators that refine the field of another one, which must come before them.
+NEEDED = {"drift": "gaussian", "waves": "gaussian"}
+# Estimators that compare frames and are left out of windows of a single one.
+OF_SEQUENCES = ("motion",)
+
+
+# Rows and columns of the smallest crop that networks and estimators can work on.
+LEAST_CROP = 4
+
+
+class Settings(BaseModel):
+    """Everything that determines a model besides the data and the seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    window: int | None = Field(None, ge=1, description="frames seen together; by default chosen from the record")
+    crop: int | None = Field(
+        None, ge=LEAST_CROP, description="rows and columns seen together; by default chosen from the record"
+    )
+    partition: str = Field("auto", description="how contexts are drawn; auto follows the exposure audit")
+    keep: tuple[float, float] = Field((0.5, 1.0), description="share of the observed cells in a training context")
+    inputs: tuple[str, ...] = Field((), description="more for the network: coordinates, day-of-year, names of maps")
+    log: tuple[str, ...] = Field((), description="positive variables that are learnt in their logarithm")
+    estimators: tuple[str, ...] = Field(
+        ("climatology", "gaussian", "drift", "waves", "motion", "neighbourhood"),
+        description="steps of the first estimate, in order; each is used where held-out cells gain by it",
+    )
+    solver_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian estimator")
+    network: str = Field("refiner", description="name of the network")
+    base: int = Field(32, ge=8, description="channels of the finest level")
+    levels: int = Field(3, ge=1, description="resolutions of the network, or blocks of the 'refiner'")
+    prediction: str = Field("data", description="what the network predicts: the field, the noise or their velocity")
+    spread: bool = Field(True, description="let the network predict its own variance")
+    patch: int = Field(
+        2, ge=1, description="cells per side folded into channels by 'refiner' and 'unet'; others do not"
+    )
+    contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
+    choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
+    hold_out: float = Field(0.1, gt=0, lt=1, description="share of the windows with held-out cells")
+    training: TrainSettings = TrainSettings()
+
+    @field_validator("network")
+    @classmethod
+    def _network_exists(cls, name: str) -> str:
+        return _known("network", name, NETWORKS)
+
+    @field_validator("prediction")
+    @classmethod
+    def _prediction_exists(cls, name: str) -> str:
+        return _known("prediction", name, PREDICTIONS)
+
+    @field_validator("estimators")
+    @classmethod
+    def _estimators_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for i, name in enumerate(names):
+            _known("estimator", name, ESTIMATORS)
+            if name in names[:i]:
+                raise InputError(f"the estimator '{name}' is named twice; name each once")
+            if name in NEEDED and NEEDED[name] not in names[:i]:
+                raise InputError(f"the estimator '{name}' needs '{NEEDED[name]}' before it")
+        return names
+
+    @field_validator("partition")
+    @classmethod
+    def _partition_exists(cls, name: str) -> str:
+        if name != "auto":
+            check_partition(name)
+        return name
+
+
+def _known(kind: str, name: str, registry: Iterable[str]) -> str:
+    if name not in registry:
+        raise InputError(f"unknown {kind} '{name}'; choose one of {', '.join(registry)}")
+    return name
+
+
+PRESETS: dict[str, Settings] = {
+    "fast": Settings(),
+    "standard": Settings(
+        base=64, levels=4, training=TrainSettings(steps=10_000, batch=8, ema=0.999, validate_every=250)
+    ),
+    "paper": Settings(
+        keep=(0.7, 0.7),
+        estimators=(),
+        network="space-time-unet",
+        base=32,
+        spread=False,
+        choose_contexts=False,
+        training=TrainSettings(steps=20000, time_power=1.0, batch=8, rate=1e-3, decay=0.0, shrink=False),
+    ),
+}
+
+
+def preset(
+    name: str,
+    *,
+    window: int | None = None,
+    crop: int | None = None,
+    partition: str = "auto",
+    steps: int | None = None,
+    minutes: float | None = None,
+    inputs: tuple[str, ...] = (),
+    log: tuple[str, ...] = (),
+) -> Settings:
+    """A preset with the few settings that everybody changes; None leaves those of the preset."""
+    if name not in PRESETS:
+        raise InputError(f"unknown preset '{name}'; choose one of {', '.join(PRESETS)}")
+    if window is not None and window < 1:
+        raise InputError(f"window={window}; a window has one frame or more")
+    if crop is not None and crop < LEAST_CROP:
+        raise InputError(f"crop={crop}; a crop has {LEAST_CROP} rows and columns or more")
+    if steps is not None and steps < 1:
+        raise InputError(f"steps={steps}; train for one step or more")
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"minutes={minutes}; give a time above 0")
+    base = PRESETS[name]
+    training = replace(base.training, steps=steps or base.training.steps, minutes=minutes)
+    given = {"window": window, "crop": crop, "partition": partition, "inputs": inputs, "log": log}
+    return _validated(base.model_dump() | given | {"training": asdict(training)})
+
+
+def adjusted(settings: Settings, changes: Sequence[str]) -> Settings:
+    """``settings`` with settings changed by ``name=value``, such as ``network=fno`` or ``training.batch=64``."""
+    values = settings.model_dump()
+    for change in changes:
+        name, equals, text = change.partition("=")
+        place = values["training"] if name.startswith("training.") else values
+        key = name.removeprefix("training.")
+        if not equals or key not in place or key == "training":
+            names = [*(n for n in values if n != "training"), *(f"training.{n}" for n in values["training"])]
+            raise InputError(f"cannot set '{change}'; write name=value with a name out of {', '.join(names)}")
+        place[key] = tuple(text.split(",")) if isinstance(place[key], tuple) else text
+    return _validated(values)
+
+
+def _validated(values: dict[str, Any]) -> Settings:
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"cannot set {name} to '{first['input']}': {first['msg']}") from None
+
+
+# Noise levels at which the errors of first estimates are measured.
+LEVELS = 8
 
 
 def static_features(domain: Tensor, normaliser: Normaliser | None = None) -> Tensor:
@@ -175,57 +278,51 @@ def static_features(domain: Tensor, normaliser: Normaliser | None = None) -> Ten
     statistics = () if normaliser is None else (normaliser.mean, np.log(normaliser.std))
     for values in statistics:
         for c, known in enumerate(domain if values.ndim == 3 and values.shape[1:] == domain.shape[1:] else ()):
-            one = torch.from_numpy(values[c]).float()
-            spread = one[known].std()
-            if spread > 0:
-                maps.append(torch.where(known, (one - one[known].mean()) / spread, 0)[None])
+            found = standardised(values[c], known.numpy())
+            if found.any():
+                maps.append(torch.from_numpy(found).float()[None])
     return torch.cat(maps) if maps else torch.zeros((0, *domain.shape[1:]))
 
 
 def build_denoiser(
-    config: Config, domain: Tensor, periodic: tuple[bool, bool], seed: int, static: Tensor | None = None
+    settings: Settings,
+    crop: tuple[int, int, int],
+    variables: int,
+    periodic: tuple[bool, bool],
+    seed: int,
+    maps: int = 0,
 ) -> Denoiser:
-    """An untrained denoiser for fields on ``domain`` (C, H, W) bool; leaves the global random state as it was.
+    """An untrained denoiser for crops of (frames, rows, columns) with so many maps.
 
-    ``static`` (K, H, W) are maps that the network knows; by default the domain.
+    The global random state stays as it was.
     """
-    if config.network not in NETWORKS:
-        raise InputError(f"unknown network '{config.network}'; choose one of {', '.join(NETWORKS)}")
-    if config.prediction not in PREDICTIONS:
-        raise InputError(f"unknown prediction '{config.prediction}'; choose one of {', '.join(PREDICTIONS)}")
-    patch = {"patch": config.patch} if config.network in PATCHED else {}
-    static = static_features(domain) if static is None else static
-    variables = domain.shape[0]
-    moving = config.transport and config.window > 1 and config.skip != "none"
+    patch = {"patch": settings.patch} if settings.network in PATCHED else {}
+    chain = build_chain(settings, crop, variables, periodic, maps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = NETWORKS[config.network](
-            features=(5 if moving else 3) * variables + len(static),
-            variables=2 * variables if config.spread else variables,
-            frames=config.window,
-            base=config.base,
-            levels=config.levels,
+        network = NETWORKS[settings.network](
+            features=(3 + chain.features) * variables + maps,
+            variables=2 * variables if settings.spread else variables,
+            frames=crop[0],
+            base=settings.base,
+            levels=settings.levels,
             periodic=periodic,
             **patch,
         )
-    skip = _build_skip(config, domain, periodic)
-    transport = Transport(variables, periodic) if moving else None
-    local = LocalRegression(variables, len(static), periodic) if config.local and config.skip != "none" else None
     schedule = VPSchedule()
-    scaled = config.skip != "none" and config.prediction == "data"
+    scaled = bool(set(settings.estimators) - {Climatology.name}) and settings.prediction == "data"
     scales = Scales(variables, schedule.log_snr(schedule.times(LEVELS, "snr")).float()) if scaled else None
-    return Denoiser(network, schedule, skip, static, config.prediction, config.spread, transport, local, scales)
+    return Denoiser(network, schedule, chain, settings.prediction, settings.spread, scales)
 
 
-def _build_skip(config: Config, domain: Tensor, periodic: tuple[bool, bool]) -> Skip:
-    if config.skip == "gaussian":
-        variables, rows, columns = domain.shape
-        return GaussianSkip(variables, config.window, (rows, columns), periodic, steps=config.skip_steps)
-    if config.skip == "pull-push":
-        return PullPush()
-    if config.skip == "none":
-        return zero_skip
-    raise InputError(f"unknown skip '{config.skip}'; choose one of {', '.join(SKIPS)}")
+def build_chain(
+    settings: Settings, crop: tuple[int, int, int], variables: int, periodic: tuple[bool, bool], maps: int
+) -> Chain:
+    """The estimators of ``settings`` for crops of (frames, rows, columns) with so many maps, before they learn."""
+    frames, rows, columns = crop
+    shape = Shape(variables, frames, (rows, columns), periodic, maps, settings.solver_steps)
+    names = [name for name in settings.estimators if frames > 1 or name not in OF_SEQUENCES]
+    return Chain([ESTIMATORS[name](shape) for name in names])
 
 
 def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
@@ -239,32 +336,40 @@ def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Parti
     return partition if varying.all() else WithSideInputs(partition, varying)
 
 
-def _partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
+PARTITIONS: dict[str, Callable[[Tensor, tuple[float, float]], Partition]] = {
+    "swap": lambda bank, keep: MaskSwap(bank, keep=keep),
+    "pixel": lambda bank, keep: PixelPartition(context=keep),
+    "station": lambda bank, keep: StationPartition(),
+    "frame": lambda bank, keep: FramePartition(),
+    "variable": lambda bank, keep: VariablePartition(),
+    "all-observed": lambda bank, keep: AllObserved(),
+}
+
+
+def check_partition(name: str) -> None:
+    """Refuses a name that `build_partition` could not build."""
     kind, _, argument = name.partition(":")
     if kind == "block":
-        return _block_partition(name, argument)
+        rows, _, columns = argument.partition("x")
+        if not (rows.isdigit() and columns.isdigit() and int(rows) and int(columns)):
+            raise InputError(f"partition '{name}' must name its grid, such as block:3x3")
+    elif kind == "hide-more":
+        check_partition(argument or "pixel")
+    elif kind not in PARTITIONS or argument:
+        raise InputError(
+            f"unknown partition '{name}'; choose one of auto, block:3x3, hide-more:block:3x3, {', '.join(PARTITIONS)}"
+        )
+
+
+def _partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
+    check_partition(name)
+    kind, _, argument = name.partition(":")
+    if kind == "block":
+        rows, _, columns = argument.partition("x")
+        return BlockPartition(int(rows), int(columns))
     if kind == "hide-more":
         return HideMore(structure=_partition(argument or "pixel", bank, keep))
-    builders: dict[str, Callable[[], Partition]] = {
-        "swap": lambda: MaskSwap(bank, keep=keep),
-        "pixel": lambda: PixelPartition(context=keep),
-        "station": lambda: StationPartition(),
-        "frame": lambda: FramePartition(),
-        "variable": lambda: VariablePartition(),
-        "all-observed": lambda: AllObserved(),
-    }
-    if kind not in builders or argument:
-        raise InputError(
-            f"unknown partition '{name}'; choose one of auto, block:3x3, hide-more:block:3x3, {', '.join(builders)}"
-        )
-    return builders[kind]()
-
-
-def _block_partition(name: str, argument: str) -> BlockPartition:
-    rows, _, columns = argument.partition("x")
-    if not (rows.isdigit() and columns.isdigit()):
-        raise InputError(f"partition '{name}' must name its grid, such as block:3x3")
-    return BlockPartition(int(rows), int(columns))
+    return PARTITIONS[kind](bank, keep)
 
 
 def candidate_partitions(bank: Tensor, keep: tuple[float, float]) -> dict[str, Partition]:
@@ -273,25 +378,28 @@ def candidate_partitions(bank: Tensor, keep: tuple[float, float]) -> dict[str, P
     return {name: build_partition(name, bank, keep) for name in names}
 
 
+MASKS: dict[str, Callable[[float, tuple[int, int]], MaskModel]] = {
+    "pixel": lambda observed, grid: PixelMask(observed),
+    "pixel-moving": lambda observed, grid: PixelMask(observed, static=False),
+    "block": lambda observed, grid: BlockMask(3, 3, max(1, min(8, round(9 * observed)))),
+    "sensor": lambda observed, grid: SensorMask(max(2, round(observed * grid[0] * grid[1] / 0.9)), fixed=True),
+    "track": lambda observed, grid: TrackMask(spacing=TrackMask.width / observed),
+    "swath": lambda observed, grid: SwathMask(width=SwathMask.spacing * observed),
+    "cloud": lambda observed, grid: CloudMask(observed),
+    "frame": lambda observed, grid: FrameDropout(observed),
+    "variable": lambda observed, grid: VariableDropout(observed),
+}
+
+
 def build_mask(name: str, observed: float, grid: tuple[int, int]) -> MaskModel:
-    """A mask model by name that leaves about the share ``observed`` of the cells of ``grid`` (rows, columns)."""
+    """A mask model by name that leaves about the share ``observed`` of the cells of ``grid`` (rows, columns).
+
+    >>> build_mask("block", observed=0.5, grid=(32, 32))
+    BlockMask(rows=3, cols=3, observed=4, static=True, shared=True)
+    """
     if not 0 < observed < 1:
         raise InputError(f"observed={observed}: the share of observed cells lies between 0 and 1")
-    swath, track = SwathMask(), TrackMask()
-    builders: dict[str, Callable[[], MaskModel]] = {
-        "pixel": lambda: PixelMask(observed),
-        "pixel-moving": lambda: PixelMask(observed, static=False),
-        "block": lambda: BlockMask(3, 3, max(1, min(8, round(9 * observed)))),
-        "sensor": lambda: SensorMask(stations=max(2, round(observed * grid[0] * grid[1] / 0.9)), fixed=True),
-        "track": lambda: replace(track, spacing=track.width / observed),
-        "swath": lambda: replace(swath, width=swath.spacing * observed),
-        "cloud": lambda: CloudMask(observed),
-        "frame": lambda: FrameDropout(observed),
-        "variable": lambda: VariableDropout(observed),
-    }
-    if name not in builders:
-        raise InputError(f"unknown mask pattern '{name}'; choose one of {', '.join(builders)}")
-    return builders[name]()
+    return MASKS[_known("mask pattern", name, MASKS)](observed, grid)
 
 
 SIMULATORS: dict[str, Callable[..., Simulator]] = {
@@ -309,3 +417,18 @@ def build_simulator(name: str, size: int | None, frames: int | None) -> Simulato
         raise InputError(f"unknown equation '{name}'; choose one of {', '.join(SIMULATORS)}")
     given = {"size": size, "frames": frames}
     return SIMULATORS[name](**{key: value for key, value in given.items() if value is not None})
+
+
+def simulator_of(truth: xr.Dataset) -> Simulator | None:
+    """The simulator that wrote a data set; None if it does not name one."""
+    if "simulator" not in truth.attrs:
+        return None
+    known = {builder.__name__: builder for builder in SIMULATORS.values() if isinstance(builder, type)}
+    name, settings = truth.attrs["simulator"], truth.attrs.get("settings", "")
+    if name not in known:
+        raise InputError(f"the truth names the simulator '{name}'; known are {', '.join(known)}")
+    try:
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(settings).items()}
+        return known[name](**given)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"cannot rebuild {name} from settings={settings!r} of the truth: {error}") from error

@@ -1,10 +1,14 @@
-"""The one exception that means "your input is wrong": what, which value, what to do about it."""
+"""The one exception that means "your input is wrong": what, which value, what to do about it. And its mild sister."""
 
-__all__ = ["InputError", "MissingPackage"]
+__all__ = ["InputError", "InputWarning", "MissingPackage"]
 
 
 class InputError(ValueError):
     """Bad user input. The command line prints its single line and exits with code 2."""
+
+
+class InputWarning(UserWarning):
+    """Part of the input is ignored or changed, and the result is not affected. The command line prints one line."""
 
 
 class MissingPackage(InputError):

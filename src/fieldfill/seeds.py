@@ -2,9 +2,10 @@
 
 import hashlib
 
+import numpy as np
 from torch import Generator
 
-__all__ = ["position_stream", "stream"]
+__all__ = ["place_stream", "position_stream", "stream"]
 
 STREAMS = ("hold-out", "bank", "audit", "choice", "fill", "covariance", "independence", "climatology")
 
@@ -18,3 +19,9 @@ def position_stream(seed: int, *position: int | str) -> Generator:
     """A generator of its own for each position; torch's generators take 32 bits of a seed."""
     words = " ".join(map(str, (seed, *position)))
     return Generator().manual_seed(int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest()))
+
+
+def place_stream(seed: int, *place: int) -> Generator:
+    """A generator for one place of a record, the same whatever is drawn elsewhere."""
+    state = np.random.SeedSequence([abs(seed), seed < 0, *place]).generate_state(1, np.uint64)
+    return Generator().manual_seed(int(state[0] >> 1))

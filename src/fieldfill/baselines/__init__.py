@@ -1,13 +1,14 @@
-"""Every other way to fill a gap, with the filler's ``fit(ds) -> self`` and ``fill(ds) -> Dataset``."""
+"""Baselines: every other way to fill a gap, with the filler's ``fit(ds) -> self`` and ``fill(ds) -> Dataset``."""
 
-from fieldfill.baselines.base import Baseline
+from fieldfill.baselines.baseline import Baseline
 from fieldfill.baselines.eof import EOF
-from fieldfill.baselines.gaussian import OptimalInterpolation
 from fieldfill.baselines.inpainting import BestInpainting, Biharmonic, NavierStokes, Telea
 from fieldfill.baselines.interpolation import Climatology, LinearTime, Nearest, TemporalConsistency
-from fieldfill.baselines.oracle import GaussianOptimum
+from fieldfill.baselines.optimal_interpolation import OptimalInterpolation
+from fieldfill.baselines.optimum import GaussianOptimum
 
 __all__ = [
+    "BASELINES",
     "EOF",
     "Baseline",
     "BestInpainting",
@@ -21,3 +22,18 @@ __all__ = [
     "Telea",
     "TemporalConsistency",
 ]
+
+# Every baseline by its name; a new one needs a line here.
+BASELINES: dict[str, type[Baseline]] = {
+    "climatology": Climatology,
+    "linear_time": LinearTime,
+    "nearest": Nearest,
+    "temporal": TemporalConsistency,
+    "telea": Telea,
+    "navier_stokes": NavierStokes,
+    "biharmonic": Biharmonic,
+    "inpainting": BestInpainting,
+    "eof": EOF,
+    "oi": OptimalInterpolation,
+    "optimum": GaussianOptimum,
+}

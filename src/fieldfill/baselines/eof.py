@@ -31,8 +31,8 @@ from typing import ClassVar
 import numpy as np
 from scipy.linalg import eigh
 
-from fieldfill.baselines.base import Baseline, Gappy, cell_means
-from fieldfill.baselines.holdout import cloud_points, random_points
+from fieldfill.baselines.baseline import Baseline, Gappy, cell_means
+from fieldfill.baselines.cross_validation import cloud_points, random_points
 from fieldfill.errors import InputError
 
 __all__ = ["EOF"]
@@ -44,7 +44,7 @@ LEAST_NOISE = 1e-12  # share of the variance that keeps the amplitudes of a fram
 CHUNK = 1024  # frames whose amplitudes are solved for at once
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class EOF(Baseline):
     """DINEOF-style fill: modes and rank from the gappy record itself.
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fieldfill.baselines.base import Baseline, Gappy
-from fieldfill.baselines.holdout import cloud_points
+from fieldfill.baselines.baseline import Baseline, Gappy
+from fieldfill.baselines.cross_validation import cloud_points
 from fieldfill.errors import MissingPackage
 
 __all__ = ["BestInpainting", "Biharmonic", "FrameInpainting", "NavierStokes", "Telea"]
@@ -20,7 +20,7 @@ __all__ = ["BestInpainting", "Biharmonic", "FrameInpainting", "NavierStokes", "T
 FULL_SCALE = 65535.0  # OpenCV's Telea adds errors of a few units to whatever it is given
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class FrameInpainting(Baseline):
     """Base class: every frame of every variable on its own."""
 
@@ -43,7 +43,7 @@ class FrameInpainting(Baseline):
         return self._complete(filled, data), None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class _OpenCV(FrameInpainting):
     """OpenCV on float32, one channel, scaled to the range of 16 bits.
 
@@ -62,7 +62,7 @@ class _OpenCV(FrameInpainting):
         return cv2.inpaint(scaled, hole.astype(np.uint8), self.radius, getattr(cv2, self.flag)) / FULL_SCALE
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Telea(_OpenCV):
     """Fast marching from the rim inwards.
 
@@ -73,7 +73,7 @@ class Telea(_OpenCV):
     flag: ClassVar[str] = "INPAINT_TELEA"
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class NavierStokes(_OpenCV):
     """Transport of the image along its isophotes.
 
@@ -84,7 +84,7 @@ class NavierStokes(_OpenCV):
     flag: ClassVar[str] = "INPAINT_NS"
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Biharmonic(FrameInpainting):
     """The smooth surface through the rim that solves the biharmonic equation, by scikit-image.
 
@@ -98,7 +98,7 @@ class Biharmonic(FrameInpainting):
         return restoration.inpaint_biharmonic(frame, hole)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class BestInpainting(Baseline):
     """The one of several inpaintings that fills cloud-shaped held-out cells best, all variables together."""
 

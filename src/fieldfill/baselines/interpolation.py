@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fieldfill.baselines.base import Baseline, Gappy, neighbours
+from fieldfill.baselines.baseline import Baseline, Gappy, neighbours
 
 __all__ = ["Climatology", "LinearTime", "Nearest", "TemporalConsistency"]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Climatology(Baseline):
     """The mean of the observed values of every cell: what is known without any information about the moment.
 
@@ -37,11 +37,21 @@ class Climatology(Baseline):
         return self._complete(filled, data), None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class LinearTime(Baseline):
     """Linear in time, cell by cell; before the first and after the last observation the nearest one.
 
     A cell never observed in a sequence takes its nearest neighbour in space, frame by frame.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import xarray as xr
+    >>> from fieldfill.baselines import LinearTime
+    >>> values = np.array([1.0, np.nan, 3.0, 5.0]).reshape(4, 1, 1)
+    >>> ds = xr.Dataset({"height": (("time", "y", "x"), values)})
+    >>> LinearTime().fit(ds).fill(ds).height.values.ravel()
+    array([1., 2., 3., 5.])
     """
 
     name: ClassVar[str] = "linear_time"
@@ -50,7 +60,7 @@ class LinearTime(Baseline):
         return self._complete(along_time(data), data), None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Nearest(Baseline):
     """The nearest observed value in space and time.
 
@@ -73,7 +83,7 @@ class Nearest(Baseline):
         return self._complete(np.array(filled), data), None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class TemporalConsistency(Baseline):
     """The previous and the next observed value of the cell, weighted by distance in time, if they are near.
 

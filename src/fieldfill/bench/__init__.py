@@ -1,6 +1,6 @@
-"""The paper's tables, claims and figures, and the methods people really use, measured by one resumable command.
+"""The paper's tables, claims and figures, the methods that people use, and the demonstration.
 
-``cases`` makes the data, ``methods`` names what fills them, ``benches`` lists the rows, ``run`` measures them, ``rows``
-keeps them as JSON; ``summary``, ``tables``, ``claims`` and ``figures`` read what is there. ``commands`` is the group of
-sub-commands ``fieldfill bench``; it imports the others only when they are needed, so that ``--help`` need not wait.
+``cases`` makes the data, ``methods`` names what fills them, ``benches`` lists the rows, ``runner`` measures them and
+``rows`` keeps them, one JSON object per line; ``summary``, ``result_tables``, ``claims``, ``results_page`` and
+``figures`` read them. ``study`` runs the scripts in ``benchmarks/``, which answer questions beside the paper's.
 """

@@ -1,27 +1,29 @@
-"""Every table and ablation of the paper, and ours, as lists of jobs. One job makes one row.
+"""Every table and ablation of the paper, and ours, as lists of jobs. One job is one row.
 
 Rows that differ only at inference (ensemble size, contexts, density, weighting) name the same model, which is trained
 once and kept in the cache.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from fieldfill.bench import paper
+from fieldfill.bench import published
 from fieldfill.bench.cases import CASES, UNET, Case, Scale
 from fieldfill.bench.methods import methods_of
-from fieldfill.config import PRESETS
+from fieldfill.config import PRESETS, Settings
+from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
-from fieldfill.sample import Ensemble
-from fieldfill.train import TrainSettings
+from fieldfill.sampling.contexts import Ensemble
 
 __all__ = ["BENCHES", "SIZES", "Bench", "Job", "jobs_of", "paper_value"]
 
-KEEP = 0.7  # share of the observed cells in a context of the paper
+# Share of the observed cells in a context of the paper.
+KEEP = 0.7
+# Numbers of contexts K.
 ENSEMBLES = (1, 2, 3, 5, 10, 20, 50)
 WEIGHTS = ("none", "linear", "quadratic")
-# context and query in per cent; a query below 100 is what the context leaves
+# Context and query in per cent; a query below 100 is what the context leaves.
 RATIOS: dict[str, dict[str, Any]] = {
     "50/50": {"keep": (0.5, 0.5)},
     "70/70": {},
@@ -41,7 +43,7 @@ class Job:
     trained
         Method whose settings are used; the same as ``method`` but for ablations.
     changes
-        Settings of `fieldfill.config.Config` that an ablation changes; they make another model.
+        Settings of `fieldfill.config.Settings` that an ablation changes; changes require a model of their own.
     test
         Case whose test samples are filled; None is the training case.
     ensemble
@@ -88,7 +90,7 @@ def _named(*parts: str) -> tuple[str, ...]:
     return tuple(name for name in CASES if any(name.startswith(part) for part in parts))
 
 
-# Our own network, the one of the learnt methods, the paper's shape, and an FNO that a few minutes can train.
+# Our own network, the one of the learnt methods, the paper's shape, and an FNO that can be trained in minutes.
 SHAPES: dict[str, tuple[tuple[str, Any], ...]] = {
     "refiner": (),
     "unet": tuple(UNET.items()),
@@ -99,13 +101,19 @@ NS = _named("navier-stokes-pixel")
 PIXEL = _named("shallow-water-pixel", "advection-pixel")
 
 
+# A step of rate 0 leaves the first estimate as it is; it is filled from all observations at once.
+UNTRAINED: tuple[tuple[str, Any], ...] = (
+    ("training", TrainSettings(steps=1, rate=0.0)),
+    ("choose_contexts", False),
+    ("contexts", 0),
+)
+
+
 def _optimum(scale: Scale) -> list[Job]:
     case = "gaussian-cloud40"
-    still = TrainSettings(steps=1, rate=0.0)  # leaves the skip as it is: the Gaussian mean on its own
-    untrained = Job("optimum", case, "gaussian_mean", "fieldfill", (("training", still), ("choose_contexts", False)))
     return [
         *_all_methods("optimum", (case,))(scale),
-        replace(untrained, changes=(*untrained.changes, ("contexts", 0))),
+        Job("optimum", case, "gaussian_mean", "fieldfill", UNTRAINED),
         Job(
             "optimum",
             case,
@@ -113,6 +121,25 @@ def _optimum(scale: Scale) -> list[Job]:
             "fieldfill",
             tuple((name, getattr(PRESETS["standard"], name)) for name in ("base", "levels")),
         ),
+    ]
+
+
+DEFAULT = Settings().estimators
+FIRST_ESTIMATES: dict[str, tuple[str, ...]] = {
+    "first_estimate": DEFAULT,
+    **{f"without-{name}": tuple(n for n in DEFAULT if n != name) for name in DEFAULT if name != "gaussian"},
+    "gaussian": ("climatology", "gaussian"),
+    "pull-push": ("climatology", "pull-push"),
+}
+
+
+def _estimators(scale: Scale) -> list[Job]:
+    """First estimates without a network: all steps, all but one, and single ones."""
+    cases = ("era5-pixel20", "navier-stokes-pixel60", "shallow-water-block8of9", "advection-block8of9")
+    return [
+        Job("estimators", case, name, "fieldfill", (*UNTRAINED, ("estimators", steps)))
+        for case in cases
+        for name, steps in FIRST_ESTIMATES.items()
     ]
 
 
@@ -172,26 +199,28 @@ def _ensemble(scale: Scale) -> list[Job]:
     ]
 
 
-PATIENCE = 64  # cells per side up to which two cores wait for the other networks
-# frames, cells per side
+# Cells per side up to which the slower networks are measured on two cores.
+PATIENCE = 64
+# Frames and cells per side.
 SIZES: dict[str, list[tuple[int, int]]] = {
     "smoke": [(2, 8), (2, 12)],
     "cpu": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32)],
     "paper": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32), (100, 64)],
 }
 LIGHT = ("refiner", "unet")
-SPEED = {
-    **{f"{network}{suffix}": skip for network in LIGHT for suffix, skip in (("", "none"), ("-gaussian", "gaussian"))},
-    "fno": "none",
-    "space-time-unet": "none",
+# Networks on their own, and the light ones with the first estimate.
+SPEED: dict[str, tuple[str, ...]] = {
+    **{name: steps for network in LIGHT for name, steps in ((network, ()), (f"{network}-gaussian", DEFAULT))},
+    "fno": (),
+    "space-time-unet": (),
 }
 
 
 def _speed(scale: Scale) -> list[Job]:
     jobs = []
-    for name, skip in SPEED.items():
+    for name, estimators in SPEED.items():
         network = name.removesuffix("-gaussian")
-        changes: tuple[tuple[str, Any], ...] = (*SHAPES[network], ("skip", skip))
+        changes: tuple[tuple[str, Any], ...] = (*SHAPES[network], ("estimators", estimators))
         jobs += [
             Job("speed", f"{frames}x{size}x{size}", name, "fieldfill", changes, size=(frames, size))
             for frames, size in SIZES[scale.name]
@@ -219,6 +248,7 @@ _LIST = [
     Bench("pixel", "pixel gaps: shallow water, advection", _all_methods("pixel", PIXEL)),
     Bench("optimum", "Gaussian fields under clouds, where the least possible error is known", _optimum),
     Bench("real", "the ERA5 month as one record, learnt from and filled", _all_methods("real", _named("era5-record"))),
+    Bench("estimators", "first estimates without a network, with and without each of their steps", _estimators),
     Bench("density", "test data denser or sparser than the training data", _density),
     Bench("context", "contexts against all observations at once", _context),
     Bench("backbone", "U-Net against FNO", _backbone),
@@ -231,7 +261,7 @@ BENCHES: dict[str, Bench] = {bench.name: bench for bench in _LIST}
 
 
 def jobs_of(names: list[str], scale: Scale, case: str | None = None, method: str | None = None) -> list[Job]:
-    """The jobs of some benches, narrowed to one case or one method."""
+    """The jobs of some benches, or those of one case or one method."""
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         raise InputError(f"unknown bench '{unknown[0]}'; choose among {', '.join(BENCHES)}")
@@ -246,19 +276,23 @@ def jobs_of(names: list[str], scale: Scale, case: str | None = None, method: str
 
 
 def paper_value(job: Job) -> float | None:
-    """What the paper prints for a row, in its own units."""
+    """The figure that the paper prints for a row, in the units of the paper."""
     tables: dict[str, dict[str, dict[str, float]]] = {
-        "backbone": paper.BACKBONE,
+        "backbone": published.BACKBONE,
         "ratios": {
             case: {f"ratio-{name.replace('/', '-')}": value for name, value in column.items()}
-            for case, column in paper.RATIOS.items()
+            for case, column in published.RATIOS.items()
         },
-        "omega": {case: {f"paper-{k}": v for k, v in column.items()} for case, column in paper.OMEGA.items()},
-        "ensemble": {case: {f"paper-K{k}": v for k, v in column.items()} for case, column in paper.ENSEMBLE.items()},
-        "context": {case: dict(zip(("paper-M", "paper-contexts"), values)) for case, values in paper.CONTEXT.items()},
+        "omega": {case: {f"paper-{k}": v for k, v in column.items()} for case, column in published.OMEGA.items()},
+        "ensemble": {
+            case: {f"paper-K{k}": v for k, v in column.items()} for case, column in published.ENSEMBLE.items()
+        },
+        "context": {
+            case: dict(zip(("paper-M", "paper-contexts"), values)) for case, values in published.CONTEXT.items()
+        },
         "density": {
             case: {f"paper-on{share}": value for share, value in column.items() if value is not None}
-            for case, column in paper.DENSITY.items()
+            for case, column in published.DENSITY.items()
         },
     }
-    return tables.get(job.bench, paper.MAIN).get(job.case, {}).get(job.method)
+    return tables.get(job.bench, published.MAIN).get(job.case, {}).get(job.method)

@@ -19,26 +19,29 @@ import numpy as np
 import torch
 import xarray as xr
 
+from fieldfill.api import hide
+from fieldfill.config import simulator_of
+from fieldfill.data.io import open_dataset
 from fieldfill.errors import InputError
-from fieldfill.gaps import hide
-from fieldfill.io import open_dataset
-from fieldfill.pde import Advection, NavierStokes, ShallowWater
-from fieldfill.pde.gaussian import GaussianField
-from fieldfill.pde.store import Simulator, write
-from fieldfill.physics import simulator_of
+from fieldfill.simulate import Advection, NavierStokes, ShallowWater
+from fieldfill.simulate.gaussian_field import GaussianField
+from fieldfill.simulate.store import Simulator, write
 
 __all__ = ["CASES", "SCALES", "UNET", "Case", "Data", "Scale", "Unavailable", "load"]
 
-ERA5_FILE, ERA5_PLACE = "FIELDFILL_ERA5", "../shared/data/era5-2mt-2019-03-uk.grib"  # seen from the project
+# Environment variable that names the ERA5 file, and its default relative to the project.
+ERA5_FILE = "FIELDFILL_ERA5"
+ERA5_PLACE = "../shared/data/era5-2mt-2019-03-uk.grib"
+# Hours of a window of ERA5.
 ERA5_HOURS = 3
-TEST_EVERY = 8  # one day in so many of the ERA5 file is kept for the test
-
-
-POWER = 1.5  # the energy of a mode of the Gaussian fields falls as (4 + k²)^(-3/2)
+# Every so many days of the ERA5 file, one is kept for the test.
+TEST_EVERY = 8
+# The energy of a mode of the Gaussian fields falls as (4 + k²)^(-POWER).
+POWER = 1.5
 
 
 class Unavailable(Exception):
-    """Something a row needs is not here: a data file, a sampler, a network. The row says so and is tried again."""
+    """A data file, a package or a setting that a row needs is missing. The row holds the reason and is tried again."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Case:
     Attributes
     ----------
     pattern, observed
-        Mask model and share observed, as in `fieldfill.gaps.hide`.
+        Mask model and share observed, as in `fieldfill.masks.hiding.hide`.
     record
         Whether the data are one long record that is learnt from and filled, instead of samples.
     """
@@ -96,7 +99,7 @@ class Scale:
     crop
         Rows and columns kept of the ERA5 file; None keeps all.
     network
-        Settings of `fieldfill.config.Config` that the learnt methods share: one backbone of one size.
+        Settings of `fieldfill.config.Settings` that the learnt methods share: one backbone of one size.
     ours
         Settings in place of the defaults of `fieldfill`, which brings its own network and batches.
     minutes, steps
@@ -134,7 +137,7 @@ _SMOKE = Scale(
     dict.fromkeys(DATA, (12, 3)),
     crop=12,
     network={"network": "unet", "base": 8, "levels": 2},
-    ours={"base": 8, "levels": 2, "skip_steps": 3},
+    ours={"base": 8, "levels": 2, "solver_steps": 3},
     minutes=None,
     steps=3,
     batch=dict.fromkeys(DATA, 4),
@@ -147,18 +150,18 @@ _CPU = Scale(
         "advection": Advection(),
         "shallow-water": ShallowWater(),
         # Twenty of the paper's hundred frames, computed on 128 cells a side in place of 160: all of them would cost
-        # five times as much to simulate, and the Gaussian skip as much more for each training step.
+        # five times as much to simulate, and the Gaussian estimator as much more for each training step.
         "navier-stokes": NavierStokes(frames=20, resolution=128),
         "gaussian": GaussianField(slope=POWER),
     },
     {"advection": (256, 32), "shallow-water": (256, 32), "navier-stokes": (192, 32), "gaussian": (512, 32)},
     crop=None,
     network=UNET,
-    ours={"skip_steps": 20},
+    ours={"solver_steps": 20},
     minutes=6.0,
     steps=100_000,
     batch={"advection": 16, "shallow-water": 16, "navier-stokes": 8, "gaussian": 16, "era5": 16},
-    # A few minutes teach more of short windows, of which each sample has many, than of 256 whole samples.
+    # Within minutes a network learns more from short windows, of which each sample has many, than from 256 samples.
     window=8,
 )
 _PAPER = Scale(
@@ -184,7 +187,7 @@ SCALES: dict[str, Scale] = {scale.name: scale for scale in (_SMOKE, _CPU, _PAPER
 
 @dataclass(frozen=True)
 class Data:
-    """What a method is given and judged by.
+    """The data that a method is given, and the truth that it is scored against.
 
     Attributes
     ----------
@@ -193,7 +196,7 @@ class Data:
     truth
         The complete test data; methods never see it.
     domain
-        (H, W) bool. Every cell: with few samples some cells are never observed, which does not make them land.
+        (H, W) bool, all True: with few samples some cells are never observed, and these belong to the domain, too.
     """
 
     train: xr.Dataset
@@ -211,13 +214,13 @@ class Data:
         return replace(self, test=self.test.isel(sample=some), truth=self.truth.isel(sample=some))
 
 
-def load(case: Case, scale: Scale, seed: int, cache: Path, say: Callable[[str], None] | None = None) -> Data:
+def load(case: Case, scale: Scale, seed: int, cache: Path, log: Callable[[str], None] | None = None) -> Data:
     """The data of a case; complete fields are simulated into ``cache`` unless they are there already."""
     if case.data == "era5":
         train, test = _era5(case, scale)
     else:
         counts = zip(("train", "test"), scale.samples[case.data])
-        train, test = (_simulated(case.data, scale, split, count, cache, say) for split, count in counts)
+        train, test = (_simulated(case.data, scale, split, count, cache, log) for split, count in counts)
     first = next(iter(test.data_vars.values()))
     domain = np.ones(first.shape[-2:], bool)
     # Training and test gaps of all seeds differ from one another.
@@ -238,12 +241,12 @@ def _gappy(case: Case, scale: Scale, truth: xr.Dataset, seed: int) -> xr.Dataset
 
 
 def _simulated(
-    data: str, scale: Scale, split: str, count: int, cache: Path, say: Callable[[str], None] | None
+    data: str, scale: Scale, split: str, count: int, cache: Path, log: Callable[[str], None] | None
 ) -> xr.Dataset:
     path = cache / scale.name / "data" / f"{data}-{split}.zarr"
     if not path.exists():
-        if say is not None:
-            say(f"simulating {count} samples: {data}, {split}")
+        if log is not None:
+            log(f"simulating {count} samples: {data}, {split}")
         path.parent.mkdir(parents=True, exist_ok=True)
         write(scale.simulators[data], path, count, seed=("train", "test").index(split))
     ds = open_dataset(path).load()

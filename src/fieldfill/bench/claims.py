@@ -1,7 +1,7 @@
 """Statements of the paper, and ours, checked against the rows: holds, does not hold, or not measured.
 
 Errors are those on missing cells as a share of the variance. A statement about columns holds if it holds in all (or in
-the stated share) of the columns that were measured; the numbers are told in any case.
+the stated share) of the columns that were measured; the numbers are given in any case.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,38 +9,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fieldfill.bench import paper
+from fieldfill.bench import published
 from fieldfill.bench.benches import LIGHT
+from fieldfill.bench.measuring import RIM
 from fieldfill.bench.methods import CLASSICAL, LEARNT, METHODS
-from fieldfill.bench.rows import RIM
+from fieldfill.bench.result_tables import WITH_CLASSICAL, growth
 from fieldfill.bench.summary import AS_PRINTED, COLUMNS, COVERAGE, CRPS, ERROR, Summary
-from fieldfill.bench.tables import WITH_CLASSICAL, growth
 
 __all__ = ["CLAIMS", "REFERENCES", "Claim", "Finding", "check_claims", "ratio_table"]
 
-HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not measured"
+# Verdicts.
+HOLDS = "holds"
+FAILS = "does not hold"
+UNKNOWN = "not measured"
+# Methods of the paper's tables that its own is compared with.
 MATCHED = ("temporal", "telea", "navier_stokes", "missdiff", "ambientdiff", "paper_wrong_partition")
-NOT_BETTER = 0.95  # of climatology, that is of knowing nothing
-GRACEFUL = 2.0  # times the error of the model trained at the density of the test
-COMPARABLE = 2.0  # between two backbones
-PROMISED, HONEST = 0.9, 0.03  # share of the truth inside of an interval, and by how much it may be missed
-ALIKE = 1.2  # between the steps that two networks of one shape make in the same minutes
-# What fieldfill is compared with in every column, and in which quantity. The paper has three classical methods.
+# Share of the error of the climatology from which on a method is no better than it.
+NOT_BETTER = 0.95
+# Largest error at another density, over that of the model trained at the density of the test.
+GRACEFUL = 2.0
+# Largest ratio of the errors of two backbones that are comparable.
+COMPARABLE = 2.0
+# Nominal coverage of an interval, and the largest deviation from it.
+NOMINAL = 0.9
+TOLERANCE = 0.03
+# Largest ratio of the steps that two networks of one shape make in the same minutes.
+ALIKE = 1.2
+# Methods that fieldfill is compared with in every column, and in which quantity. The paper has three classical ones.
 REFERENCES = {
     "classical": (CLASSICAL, ERROR),
-    "published_classical": (paper.CLASSICAL, ERROR),
+    "published_classical": (published.CLASSICAL, ERROR),
     "missdiff": (("missdiff",), ERROR),
-    "printed_classical": (paper.CLASSICAL, AS_PRINTED),
+    "printed_classical": (published.CLASSICAL, AS_PRINTED),
     "printed_missdiff": (("missdiff",), AS_PRINTED),
 }
 
 
-Comparison = tuple[str, bool, str]  # column, whether it holds there, the numbers
+# Column, whether the statement holds there, the numbers.
+Comparison = tuple[str, bool, str]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the rows say about a statement."""
+    """The verdict on a statement and the comparisons it rests on."""
 
     verdict: str
     comparisons: tuple[Comparison, ...] = ()
@@ -55,8 +66,8 @@ class Finding:
         """The count and the numbers of every column."""
         if not self.comparisons:
             return ""
-        told = (f"{column}: {text}{'' if holds else ' ✗'}" for column, holds, text in self.comparisons)
-        return f"{self.count}. {'; '.join(told)}"
+        entries = (f"{column}: {text}{'' if holds else ' ✗'}" for column, holds, text in self.comparisons)
+        return f"{self.count}. {'; '.join(entries)}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ def _paper_best(found: Summary) -> Finding:
 
 
 def _wrong_partition(found: Summary) -> Finding:
-    """Told for whole blocks and behind their rim, which the wrong partition teaches to interpolate."""
+    """For whole blocks, and more than a rim inside, because the wrong partition learns to interpolate the rim."""
     out = []
     for case, holds, text in _worse(found, _columns(found, ("block",)), "paper_wrong_partition", "paper"):
         wrong, right = (found.mean("block", case, name, "mse_inside") for name in ("paper_wrong_partition", "paper"))
@@ -125,7 +136,7 @@ def _wrong_partition(found: Summary) -> Finding:
 
 
 def _empty_blocks(found: Summary) -> Finding:
-    """Judged behind the rim of a block, which any convolution interpolates a little from outside."""
+    """Measured inside the rim of a block, because any convolution interpolates the rim a little from outside."""
     columns = [column for column in _columns(found, ("block",)) if column[1].startswith("navier-stokes")]
     out = []
     for bench, case in columns:
@@ -205,11 +216,11 @@ def _ours_best(benches: Iterable[str], share: float, key: str = ERROR) -> Callab
     return lambda found: _over(_against(found, _columns(found, benches), "fieldfill", others, key=key), share)
 
 
-def _honest(found: Summary) -> Finding:
+def _coverage(found: Summary) -> Finding:
     shares = {case: found.error(bench, case, "fieldfill", COVERAGE) for bench, case in _columns(found, WITH_CLASSICAL)}
     return _over(
         (
-            (case, abs(share - PROMISED) <= HONEST, f"{share:.1%}")
+            (case, abs(share - NOMINAL) <= TOLERANCE, f"{share:.1%}")
             for case, share in shares.items()
             if share is not None
         ),
@@ -218,7 +229,7 @@ def _honest(found: Summary) -> Finding:
 
 
 def _one_pace(found: Summary) -> Finding:
-    """Minutes are worth more on a faster machine, and steps of one network in batches of one size tell."""
+    """Minutes are worth more on a faster machine, which shows in the steps of networks of one shape."""
     rivals = [name for name in LEARNT if name != "fieldfill"]
     out = []
     for bench, case in _columns(found):
@@ -264,7 +275,7 @@ def ratio_table(found: Summary) -> list[dict]:
     """Per column: fieldfill over the best of some methods, beside the same ratio of the paper's own method."""
     out = []
     for bench, case in _columns(found, ("main", "block", "pixel")):
-        column = paper.MAIN[case]
+        column = published.MAIN[case]
         entry: dict = {"bench": bench, "case": case}
         for reference, (methods, key) in REFERENCES.items():
             entry[reference] = found.ratio(bench, case, "fieldfill", methods, key)
@@ -345,7 +356,7 @@ CLAIMS = [
         "the continuous ranked probability score of fieldfill is the least in every column",
         _ours_best(WITH_CLASSICAL, 1.0, CRPS),
     ),
-    Claim("ours", "the 90 % intervals of fieldfill hold 87 to 93 % of the truth in 80 % of the columns", _honest),
+    Claim("ours", "the 90 % intervals of fieldfill hold 87 to 93 % of the truth in 80 % of the columns", _coverage),
     Claim("ours", "fieldfill is within 1.5 × the optimum on Gaussian clouds", _near_optimum("fieldfill", 1.5)),
     Claim("ours", "the Gaussian mean alone is within 1.35 × the optimum", _near_optimum("gaussian_mean", 1.35)),
     Claim("ours", "a training step is 10 × (8 frames) and 40 × (50) cheaper than the paper-shaped network's", _cheaper),
@@ -355,5 +366,5 @@ CLAIMS = [
 
 
 def check_claims(found: Summary) -> list[tuple[Claim, Finding]]:
-    """Every statement and what the rows say."""
+    """Every statement and its verdict."""
     return [(claim, claim.check(found)) for claim in CLAIMS]

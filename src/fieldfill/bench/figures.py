@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from fieldfill.api import load as load_model
 from fieldfill.bench.benches import Job
 from fieldfill.bench.cases import CASES, Data, Unavailable, load
 from fieldfill.bench.methods import LEARNT, classical, ensemble_of, learnt
-from fieldfill.bench.run import Runner, use_ensemble
+from fieldfill.bench.runner import Runner, use_ensemble
+from fieldfill.data.kinds import PICTURE
+from fieldfill.data.outputs import check_output, replacing
 from fieldfill.errors import MissingPackage
-from fieldfill.fill import load as load_model
 
 __all__ = ["FIGURES", "Figure", "draw_figures"]
 
@@ -51,7 +53,7 @@ def draw_figures(runner: Runner, output: Path, seed: int = 0, sample: int = 0) -
 
 def _draw(figure: Figure, runner: Runner, output: Path, seed: int, sample: int) -> Path:
     models = {name: _model_path(figure, name, runner, seed) for name in figure.methods if name in LEARNT}
-    data = load(CASES[figure.case], runner.scale, seed, runner.cache, runner.say)
+    data = load(CASES[figure.case], runner.scale, seed, runner.cache, runner.log)
     one = {"sample": slice(sample, sample + 1)}
     test, truth = data.test.isel(one), data.truth.isel(one)
     name = str(next(iter(truth.data_vars)))
@@ -106,4 +108,5 @@ def _picture(title: str, strips: dict[str, np.ndarray], path: Path, frames: int 
     for axis, frame in zip(axes[0], shown):
         axis.set_title(f"frame {frame}", fontsize=8)
     canvas.suptitle(title, fontsize=10)
-    canvas.savefig(path, dpi=90)
+    with replacing(check_output(path, PICTURE, overwrite=True), PICTURE) as partial:
+        canvas.savefig(partial, dpi=90)

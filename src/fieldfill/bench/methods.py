@@ -5,7 +5,7 @@ differ in the partition, the objective and what is done at inference, as the met
 
 * ``missdiff``: context = query = everything observed; ``missdiff_noise`` predicts the noise, as first published;
 * ``ambientdiff``: the context is a random subset, the query all observed cells, one context at inference;
-* ``paper``: contexts with the structure of the gaps, 70 % of the cells, uniform t, no skip, the mean over ten;
+* ``paper``: contexts with the structure of the gaps, 70 % of the cells, uniform t, no first estimate, mean over ten;
 * ``paper_wrong_partition``: the same with single-pixel contexts on block gaps;
 * ``fieldfill``: our defaults, with a network of their own.
 """
@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from pydantic import ValidationError
 
 from fieldfill import baselines
 from fieldfill.baselines import Baseline
 from fieldfill.bench.cases import Case, Scale, Unavailable
-from fieldfill.config import NETWORKS, PRESETS, Config, build_partition
-from fieldfill.errors import InputError, MissingPackage
-from fieldfill.pde.gaussian import GaussianField
-from fieldfill.sample import Ensemble
+from fieldfill.config import PRESETS, Settings
+from fieldfill.errors import MissingPackage
+from fieldfill.sampling.contexts import Ensemble
+from fieldfill.simulate.gaussian_field import GaussianField
 
 __all__ = ["CLASSICAL", "LEARNT", "METHODS", "Classical", "classical", "ensemble_of", "learnt", "methods_of"]
 
-CLASSICAL = ("climatology", "linear_time", "nearest", "temporal", "telea", "navier_stokes", "biharmonic", "eof", "oi")
+# The best of several inpaintings would repeat one of their rows, and the optimum learns nothing from the data.
+CLASSICAL = tuple(name for name in baselines.BASELINES if name not in ("inpainting", "optimum"))
 LEARNT = ("missdiff", "missdiff_noise", "ambientdiff", "paper", "paper_wrong_partition", "fieldfill")
 METHODS = (*CLASSICAL, *LEARNT, "optimum")
 
@@ -55,14 +55,8 @@ def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classi
     """A classical method for a case."""
     # Simulated fields have the same mean everywhere, which a few samples of a cell would know less well.
     own_mean = case.data == "era5"
-    builders: dict[str, Callable[[], Classical]] = {
+    special: dict[str, Callable[[], Classical]] = {
         "climatology": lambda: Classical(baselines.Climatology(domain=domain, per_cell=own_mean)),
-        "linear_time": lambda: Classical(baselines.LinearTime(domain=domain)),
-        "nearest": lambda: Classical(baselines.Nearest(domain=domain)),
-        "temporal": lambda: Classical(baselines.TemporalConsistency(domain=domain)),
-        "telea": lambda: Classical(baselines.Telea(domain=domain)),
-        "navier_stokes": lambda: Classical(baselines.NavierStokes(domain=domain)),
-        "biharmonic": lambda: Classical(baselines.Biharmonic(domain=domain)),
         "eof": lambda: Classical(baselines.EOF(domain=domain, max_rank=20, iterations=60), _eof_samples(case, scale)),
         "oi": lambda: Classical(_interpolation(case, scale, domain)),
         "optimum": lambda: Classical(
@@ -70,7 +64,7 @@ def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classi
         ),
     }
     try:
-        return builders[name]()
+        return special[name]() if name in special else Classical(baselines.BASELINES[name](domain=domain))
     except MissingPackage as error:
         raise Unavailable(str(error)) from error
 
@@ -98,7 +92,7 @@ def _law(scale: Scale) -> GaussianField:
 
 def learnt(
     name: str, case: Case, scale: Scale, frames: int, minutes: float | None, changes: Mapping[str, Any]
-) -> Config:
+) -> Settings:
     """The configuration of a learnt method for samples of ``frames`` frames; ``changes`` are those of an ablation."""
     ours = name == "fieldfill"
     preset = PRESETS["fast"] if ours else PRESETS["paper"]
@@ -115,15 +109,12 @@ def learnt(
     settings = (
         preset.model_dump() | {"window": window, "training": training} | dict(scale.ours if ours else scale.network)
     )
-    if not ours:
-        settings |= {"spread": False, "climatology": False}
     settings |= _differences(name, case) | dict(changes)
     try:
-        config = Config.model_validate(settings)
-        _check_names(config)
-    except (ValidationError, InputError) as error:
-        raise Unavailable(str(error).splitlines()[0]) from error
-    return config
+        return Settings.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Unavailable(f"the setting {first['loc'][0]} = {first['input']!r}: {first['msg']}") from error
 
 
 def _differences(name: str, case: Case) -> dict[str, Any]:
@@ -139,15 +130,7 @@ def _differences(name: str, case: Case) -> dict[str, Any]:
     return differences[name]
 
 
-def _check_names(config: Config) -> None:
-    """Raises if a name of the configuration is not known, before any data are made."""
-    if config.network not in NETWORKS:
-        raise InputError(f"there is no network '{config.network}'")
-    if config.partition != "auto":
-        build_partition(config.partition, torch.ones(2, 1, 1, 3, 3, dtype=torch.bool), config.keep)
-
-
-def ensemble_of(name: str, config: Config) -> Ensemble | None:
+def ensemble_of(name: str, config: Settings) -> Ensemble | None:
     """How the method fills; None leaves it to the model, which has chosen on its held-out cells.
 
     The earlier methods draw contexts at random, as they were published.

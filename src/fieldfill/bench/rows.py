@@ -1,71 +1,193 @@
-"""Rows: one JSON file for each measurement, ``<results>/<bench>/<case>__<method>__seed<n>.json``.
+"""Rows of the benchmark: one JSON object per line in ``<results>/<bench>.jsonl``, one row per measurement.
 
-A row is written under its name in one move when it is complete, so that an interrupted run leaves no half a row and
-goes on with the next missing one. Rows of different scales never share a folder.
+A row is appended when it is complete, in one write under a lock, so that several processes can share a folder and an
+interrupted run goes on with the next missing row. A line that a killed process or a full disk cut off is ignored when
+the file is read and removed by the next write. A row measured again replaces the old one. Rows of different scales
+never share a folder.
 """
 
+import fcntl
 import json
+import math
 import os
-import resource
-import subprocess
-import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xarray as xr
-
-from fieldfill.environment import versions
 from fieldfill.errors import InputError
-from fieldfill.metrics import score, score_by_distance
-from fieldfill.record import open_record
 
 __all__ = [
     "MEASURED",
-    "RIM",
-    "Clock",
+    "UNAVAILABLE",
     "Row",
+    "arranged",
     "check_scale",
-    "clocked",
+    "find",
     "is_measured",
-    "metrics",
-    "provenance",
     "read",
+    "unavailable",
     "write",
 ]
 
-MEASURED, UNAVAILABLE = "measured", "not available"
-RIM = 2.0  # cells from an observation up to which a gap has been seen, so to say, from outside
+# Values of ``status``.
+MEASURED = "measured"
+UNAVAILABLE = "not available"
+# What identifies a row.
+KEY = ("bench", "case", "method", "seed")
+# Order of the keys that every row has; others follow in the order in which they were measured.
+COLUMNS = (
+    "bench",
+    "case",
+    "method",
+    "scale",
+    "seed",
+    "metrics",
+    "train_seconds",
+    "train_steps",
+    "fill_seconds",
+    "peak_mb",
+    "commit",
+    "versions",
+)
+
 Row = dict[str, Any]
 
 
-def path_of(results: Path, bench: str, case: str, method: str, seed: int) -> Path:
-    return results / bench / f"{case}__{method}__seed{seed}.json"
+def path_of(results: Path, bench: str) -> Path:
+    return results / f"{bench}.jsonl"
 
 
-def is_measured(path: Path) -> bool:
-    """Whether a row is there with its numbers; one that only says what was lacking is tried again."""
-    return path.exists() and json.loads(path.read_text())["status"] == MEASURED
+def arranged(row: Mapping[str, Any]) -> Row:
+    """The row with the common columns first, None where it has none; NaN, which JSON lacks, becomes None."""
+    return _without_nan({**dict.fromkeys(COLUMNS), **row})
 
 
-def write(results: Path, row: Row) -> Path:
-    """Writes a row atomically."""
-    path = path_of(results, row["bench"], row["case"], row["method"], row["seed"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".part{os.getpid()}")
-    partial.write_text(json.dumps(row, indent=1, default=float) + "\n")
-    os.replace(partial, path)
-    return path
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(results: Path, bench: str | None = None) -> list[Row]:
-    """All rows of a folder, or those of one bench, ordered by name."""
-    paths = sorted(results.glob(f"{bench or '*'}/*__*__seed*.json"))
-    rows = [json.loads(path.read_text()) for path in paths]
-    return [row for row in rows if "status" in row]  # other benchmarks keep rows of their own kind beside these
+    """All rows of a folder, or those of one bench, ordered by bench, case, method and seed."""
+    if not results.is_dir():
+        return []
+    paths = sorted(results.glob("*.jsonl")) if bench is None else [path_of(results, bench)]
+    with _locked(results, fcntl.LOCK_SH):
+        return [row for path in paths for row in _latest(_lines(path))]
+
+
+def find(results: Path, bench: str, case: str, method: str, seed: int) -> Row | None:
+    """One row, or None."""
+    key = (bench, case, method, seed)
+    return next((row for row in read(results, bench) if _key(row) == key), None)
+
+
+def is_measured(row: Row | None) -> bool:
+    """Whether a row has its numbers; one that only states what was lacking is tried again."""
+    return row is not None and row["status"] == MEASURED
+
+
+def write(results: Path, row: Mapping[str, Any]) -> Path:
+    """Appends a row to the file of its bench; a row with the same key is replaced, and the file sorted."""
+    results.mkdir(parents=True, exist_ok=True)
+    path, new = path_of(results, row["bench"]), arranged(row)
+    with _locked(results, fcntl.LOCK_EX):
+        there = _lines(path)
+        if any(_key(old) == _key(new) for old in there):
+            _rewrite(path, _latest([*there, new]))
+        else:
+            _append(path, new)
+    return path
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def _latest(rows: Iterable[Row]) -> list[Row]:
+    """One row for each key, the last of several, ordered by key."""
+    latest = {_key(row): row for row in rows}
+    return [latest[key] for key in sorted(latest)]
+
+
+def _line(row: Row) -> bytes:
+    return (json.dumps(row, ensure_ascii=False, default=float) + "\n").encode()
+
+
+def _lines(path: Path) -> list[Row]:
+    """The rows of a file in the order of its lines."""
+    if not path.exists():
+        return []
+    *complete, last = path.read_bytes().split(b"\n")
+    rows = [_parsed(path, number, line) for number, line in enumerate(complete, start=1) if line.strip()]
+    if last:
+        try:
+            rows.append(json.loads(last))
+        except ValueError:
+            warnings.warn(
+                f"the last line of {path} is cut off and left out: a run was killed while it wrote; "
+                "'fieldfill bench run' measures this row again",
+                stacklevel=3,
+            )
+    return rows
+
+
+def _parsed(path: Path, number: int, line: bytes) -> Row:
+    try:
+        row: Row = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"line {number} of {path} is no JSON ({error}); repair or remove it") from error
+    return row
+
+
+def _append(path: Path, row: Row) -> None:
+    """Adds a line after the last complete one."""
+    with path.open("ab") as file:
+        file.truncate(_whole(path))
+        file.write(_line(row))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _whole(path: Path) -> int:
+    """Length in bytes of the complete lines; a last line that only lacks its end is completed."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end == len(content):
+        return end
+    try:
+        json.loads(content[end:])
+    except ValueError:
+        return end
+    with path.open("ab") as file:
+        file.write(b"\n")
+    return len(content) + 1
+
+
+def _rewrite(path: Path, rows: list[Row]) -> None:
+    """Replaces the file in one move."""
+    partial = path.with_suffix(f".part{os.getpid()}")
+    with partial.open("wb") as file:
+        file.writelines(map(_line, rows))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+@contextmanager
+def _locked(results: Path, kind: int) -> Iterator[None]:
+    """Holds the lock of a folder. The folder itself is locked, because a rewritten file is another one."""
+    folder = os.open(results, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, kind)
+        yield
+    finally:
+        os.close(folder)
 
 
 def check_scale(results: Path, scale: str) -> None:
@@ -77,94 +199,6 @@ def check_scale(results: Path, scale: str) -> None:
         )
 
 
-@dataclass
-class Clock:
-    """Wall-clock and processor seconds of a piece of work, and the largest memory meanwhile."""
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_mb: float = field(default=0.0)
-
-
-@contextmanager
-def clocked() -> Iterator[Clock]:
-    """Measures the block; its numbers are there after the block has ended."""
-    _forget_peak()
-    clock, wall, cpu = Clock(), time.perf_counter(), time.process_time()
-    yield clock
-    clock.seconds, clock.cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
-    clock.peak_mb = _peak_mb()
-
-
-def _forget_peak() -> None:
-    """Starts the high-water mark of memory anew where the system allows it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def _peak_mb() -> float:
-    try:
-        status = Path("/proc/self/status").read_text()
-        return float(status.split("VmHWM:")[1].split()[0]) / 1024
-    except (OSError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def metrics(filled: xr.Dataset, truth: xr.Dataset) -> dict[str, Any]:
-    """Scores on the missing cells; for several variables the mean over them, and each beside it.
-
-    ``share_of_variance`` divides the error of each variable by the variance of the truth on its missing cells, which is
-    what a perfect climatology would leave. ``mse_inside`` is the error more than `RIM` cells from any observation.
-    """
-    scores = score(filled, truth)
-    inside = score_by_distance(filled, truth, edges=(RIM, np.inf), periodic=open_record(truth).periodic).mse
-    names = [str(name) for name in scores.variable.values]
-    kept = ("mse", "rmse", "mae", "mse_all", "crps", "coverage90", "n")
-    table: dict[str, dict[str, Any]] = {
-        name: {key: _number(scores[key].sel(variable=name)) for key in kept} for name in names
-    }
-    for name in names:
-        table[name]["variance_missing"] = _variance(filled, truth, name)
-
-    def mean(key: str) -> float:
-        return float(np.mean([table[name][key] for name in names]))
-
-    return {
-        "mse_missing": mean("mse"),
-        "mse_inside": _number(inside.mean()),
-        "mse_all": mean("mse_all"),
-        "variance_missing": mean("variance_missing"),
-        "share_of_variance": float(np.mean([v["mse"] / v["variance_missing"] for v in table.values()])),
-        "variables": table,
-    }
-
-
-def _number(value: xr.DataArray) -> float | None:
-    return value.item() if np.isfinite(value.item()) else None
-
-
-def _variance(filled: xr.Dataset, truth: xr.Dataset, name: str) -> float:
-    missing = np.isin(filled[f"{name}_flag"].values, (1, 2))
-    return float(truth[name].transpose(*filled[name].dims).values[missing].astype(float).var())
-
-
-def provenance(threads: int) -> dict[str, Any]:
-    """What a row must say about where it came from."""
-    found = {name: text for name, text in versions().items() if name != "platform"}
-    return {"threads": threads, "commit": _commit(), "versions": found}
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--verify", "-q", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
 def unavailable(row: Mapping[str, Any], reason: str) -> Row:
-    """A row that says why it has no numbers."""
+    """A row without numbers and the reason for that."""
     return {**row, "status": UNAVAILABLE, "reason": reason, "metrics": {}}

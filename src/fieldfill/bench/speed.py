@@ -1,4 +1,4 @@
-"""Cost of the backbones: seconds of a training step and of a fill, on made-up numbers of any size."""
+"""Cost of the networks: seconds of a training step and of a fill, on random numbers of any size."""
 
 import statistics
 import time
@@ -8,43 +8,49 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.bench.cases import Unavailable
-from fieldfill.config import Config, build_denoiser
-from fieldfill.denoise import matching_losses
+from fieldfill.config import Settings, build_denoiser
+from fieldfill.diffusion.loss import matching_losses
+from fieldfill.diffusion.training import frames_at_once
 from fieldfill.errors import InputError
-from fieldfill.nn import GaussianSkip
-from fieldfill.train import frames_at_once
+from fieldfill.estimators.gaussian.estimator import Gaussian
+from fieldfill.estimators.gaussian.field import LearntField
 
 __all__ = ["measure", "slope"]
 
-LONG = 20.0  # seconds after which no further repetition is made
+# Seconds after which no further repetition is made.
+LONG = 20.0
 
 
-def measure(config: Config, cells: int, batch: int, repeats: int = 3) -> dict[str, Any]:
+def measure(config: Settings, cells: int, batch: int, repeats: int = 3) -> dict[str, Any]:
     """Samples per second of training and of filling, the median over repetitions after one to warm up."""
+    assert config.window is not None
     generator = Generator().manual_seed(0)
     try:
-        denoiser = build_denoiser(config, torch.ones(1, cells, cells, dtype=torch.bool), (True, True), seed=0)
+        denoiser = build_denoiser(config, (config.window, cells, cells), 1, (True, True), seed=0)
     except InputError as error:
         raise Unavailable(str(error)) from error
-    if isinstance(denoiser.skip, GaussianSkip):
-        denoiser.skip.set_covariance(_red(denoiser.skip))
+    for source in denoiser.chain.sources:
+        if isinstance(source, Gaussian):
+            source.field.set_covariance(_red(source.field))
     x = torch.randn(batch, 1, config.window, cells, cells, generator=generator)
     observed = torch.rand(x.shape, generator=generator) < 0.6
     context = observed & (torch.rand(x.shape, generator=generator) < 0.7)
-    t = torch.rand(batch, generator=generator)
+    t, maps = torch.rand(batch, generator=generator), torch.zeros(batch, 0, cells, cells)
     optimiser = torch.optim.AdamW(denoiser.parameters())
     frames = frames_at_once(denoiser.network, config.training, config.window)
 
     def train() -> None:
         noise = torch.randn(x.shape, generator=generator)
-        losses, counted = matching_losses(denoiser, t, x, noise, context, observed, lambda part: part[:, :, :frames])
+        losses, counted = matching_losses(
+            denoiser, t, x, noise, context, observed, maps, lambda part: part[:, :, :frames]
+        )
         optimiser.zero_grad()
         losses[counted].mean().backward()
         optimiser.step()
 
     @torch.no_grad()
     def fill() -> None:
-        denoiser(t, x, context)
+        denoiser(t, x, context, maps)
 
     step, forward = _seconds(train, repeats), _seconds(fill, repeats)
     return {
@@ -55,12 +61,12 @@ def measure(config: Config, cells: int, batch: int, repeats: int = 3) -> dict[st
     }
 
 
-def _red(skip: GaussianSkip) -> Tensor:
-    """The factor of frames that know nothing of one another, with energy (4 + k²)^(-3/2): as hard to solve as data."""
-    rows, columns = skip.torus
+def _red(field: LearntField) -> Tensor:
+    """The spectral factor of independent frames with energy (4 + k²)^(-3/2): as hard to solve as real data."""
+    rows, columns = field.torus
     y, x = torch.fft.fftfreq(rows) * rows, torch.arange(columns // 2 + 1)
     power = (4 + y[:, None] ** 2 + x**2) ** -1.5
-    factor = torch.zeros_like(skip.factor)
+    factor = torch.zeros_like(field.factor)
     own = torch.arange(factor.shape[2])
     factor[:, own, own, 0] = (power / power.mean()).sqrt().flatten()[:, None]
     return factor

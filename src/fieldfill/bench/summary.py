@@ -1,22 +1,27 @@
-"""Rows put together: the mean over seeds of each case and method, and what is said about it."""
+"""Measured rows, averaged over seeds and looked up by bench, case and method."""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fieldfill.bench import paper
+from fieldfill.bench import published
 from fieldfill.bench.benches import BENCHES
 from fieldfill.bench.cases import SCALES
 from fieldfill.bench.methods import CLASSICAL
-from fieldfill.bench.rows import MEASURED, Row
+from fieldfill.bench.rows import Row, is_measured
 
 __all__ = ["AS_PRINTED", "COLUMNS", "COVERAGE", "CRPS", "ERROR", "Mean", "Summary"]
 
-COLUMNS = ("main", "block", "pixel", "optimum")  # benches in which every method fills every case
+# Benches in which every method fills every case.
+COLUMNS = ("main", "block", "pixel", "optimum")
 ERROR = "share_of_variance"
-AS_PRINTED = "as_printed"  # the quantity that the paper prints in a column
-COVERAGE, CRPS = "coverage90", "crps"  # means over variables; the latter over the standard deviation of the truth
+# The quantity that the paper prints in a column.
+AS_PRINTED = "as_printed"
+# Mean over variables.
+COVERAGE = "coverage90"
+# Mean over variables, each over the standard deviation of the truth.
+CRPS = "crps"
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,12 @@ class Mean:
 class Summary:
     """Measured rows, looked up by bench, case and method. The error is the share of the variance.
 
-    Seeds differ in their gaps, so a column is told of the seeds that all of its methods have; `further` are the rows of
+    Seeds differ in their gaps, so a column has only the seeds that all of its methods have; `further` are the rows of
     other seeds.
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        measured = [row for row in rows if row["status"] == MEASURED]
+        measured = [row for row in rows if row["bench"] in BENCHES and is_measured(row)]
         shared = _shared_seeds(measured)
         self.rows = [row for row in measured if row["seed"] in shared[row["bench"], row["case"]]]
         self.further = [row for row in measured if row["seed"] not in shared[row["bench"], row["case"]]]
@@ -64,7 +69,7 @@ class Summary:
 
     def _in_order(self, bench: str, key: str) -> list[str]:
         own = [row for row in self.rows if row["bench"] == bench]
-        if not own or bench not in BENCHES:
+        if not own:
             return []
         jobs = BENCHES[bench].jobs(SCALES[own[0]["scale"]])
         there = {row[key] for row in own}
@@ -73,7 +78,9 @@ class Summary:
     def mean(self, bench: str, case: str, method: str, key: str = ERROR) -> Mean | None:
         """Mean over seeds of a metric, or of a number of the row itself such as ``fill_seconds``."""
         found = self._found.get((bench, case, method), [])
-        values = [paper.as_printed(case, row["metrics"]) if key == AS_PRINTED else _number(row, key) for row in found]
+        values = [
+            published.as_printed(case, row["metrics"]) if key == AS_PRINTED else _number(row, key) for row in found
+        ]
         numbers = [value for value in values if value is not None]
         return Mean.of(numbers) if numbers else None
 
@@ -97,7 +104,7 @@ class Summary:
     def paper_ratio(self, bench: str, case: str, method: str) -> float | None:
         """What the paper prints for a row over its best classical row."""
         values = [row["paper"]["value"] for row in self._found.get((bench, case, method), [])]
-        best = paper.best_classical(case)
+        best = published.best_classical(case)
         return None if best is None or not values or values[0] is None else values[0] / best
 
 

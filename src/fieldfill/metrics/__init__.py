@@ -1,4 +1,4 @@
-"""Scores on the cells that were missing: of arrays (``cells``) and of xarray records (``records``)."""
+"""Metrics: scores on the cells that were missing, of arrays, of xarray records, and by the equations of a truth."""
 
 from fieldfill.metrics.cells import (
     covered_gaussian,

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from fieldfill.data.ancillary import companion, filled_variables
 from fieldfill.errors import InputError
 from fieldfill.metrics.cells import (
     ENSEMBLE_SCORES,
@@ -38,7 +39,8 @@ def score(filled: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
 
     Parameters
     ----------
-    filled : for each variable ``v`` also ``v_flag`` and, if there are any, ``v_std``, ``v_quantile``, ``v_members``.
+    filled : for each variable ``v`` also ``v_flag`` and, if there are any, ``v_std``, ``v_quantile``, ``v_members``;
+        variables of a fill with a suffix are found by the attribute ``ancillary_variables`` of ``v``.
     truth : the same variables; dimensions in any order, coordinates may hold more than ``filled``.
     variables : names; all variables with a flag unless given.
 
@@ -51,6 +53,16 @@ def score(filled: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
     members; coverage judges ``v_quantile`` if that has both ends of the interval. NaN where nothing can be said.
     If some variable has members, crps_ensemble, spread_skill_ensemble (that of an honest ensemble is 1) and
     rank_flatness (1 for a flat rank histogram) judge them alone.
+
+    Examples
+    --------
+    >>> import fieldfill as ff
+    >>> from fieldfill.bench import demo
+    >>> data = demo.make_data(frames=24, size=(16, 16))
+    >>> filled = ff.baselines.LinearTime().fit(data.gappy).fill(data.gappy)
+    >>> found = ff.score(filled, data.truth)
+    >>> bool(found.rmse.sel(variable="sst") > 0)
+    True
     """
     names = _variables(filled, variables)
     pairs = (_Pair.of(filled, truth, name) for name in names)
@@ -150,12 +162,14 @@ class _Pair:
     @classmethod
     def of(cls, filled: xr.Dataset, truth: xr.Dataset, name: str) -> "_Pair":
         value = filled[name]
-        std, members, quantiles = (filled.get(f"{name}_{part}") for part in ("std", "members", "quantile"))
+        std, members, quantiles = (companion(filled, name, kind) for kind in ("std", "members", "quantile"))
+        flag = companion(filled, name, "flag")
+        assert flag is not None
         if members is not None and members.sizes["member"] < 2:
             members = None
         return cls(
             value,
-            filled[f"{name}_flag"].transpose(*value.dims),
+            flag.transpose(*value.dims),
             matched(truth, value),
             None if std is None else std.transpose(*value.dims),
             None if members is None else members.transpose("member", *value.dims),
@@ -199,7 +213,7 @@ class _Pair:
 
 def _variables(filled: xr.Dataset, variables: Sequence[str] | None) -> list[str]:
     """Names of the variables to score, each with its flag."""
-    flagged = [str(name) for name in filled.data_vars if f"{name}_flag" in filled]
+    flagged = filled_variables(filled)
     names = flagged if variables is None else list(variables)
     unknown = [name for name in names if name not in flagged]
     if unknown or not names:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Generator, Tensor
 
-from fieldfill.partition.base import Partition
-from fieldfill.partition.units import PixelPartition
+from fieldfill.partition.protocol import Partition
+from fieldfill.partition.structures import PixelPartition
 
 __all__ = ["AllObserved", "HideMore"]
 

@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
-from fieldfill.masks.units import block_labels
-from fieldfill.partition.units import Ties, UnitPartition, Units
+from fieldfill.masks.fixed import block_labels
+from fieldfill.partition.structures import Ties, UnitPartition, Units
 
 __all__ = ["BlockPartition"]
 

@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from fieldfill.masks import BlockMask, FrameDropout, MaskModel, PixelMask, SensorMask, VariableDropout
-from fieldfill.partition.base import Partition
 from fieldfill.partition.blocks import BlockPartition
+from fieldfill.partition.protocol import Partition
+from fieldfill.partition.structures import FramePartition, PixelPartition, StationPartition, VariablePartition
 from fieldfill.partition.swap import MaskSwap
-from fieldfill.partition.units import FramePartition, PixelPartition, StationPartition, VariablePartition
 
 __all__ = ["matching"]
 

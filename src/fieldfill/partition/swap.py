@@ -35,8 +35,8 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
-from fieldfill.masks.base import check_share, draw_share
-from fieldfill.partition.base import Partition
+from fieldfill.masks.model import check_share, draw_share
+from fieldfill.partition.protocol import Partition
 
 __all__ = ["MaskSwap"]
 
@@ -62,6 +62,15 @@ class MaskSwap(Partition):
         Donors that would leave the query empty are redrawn this often; donors that add nothing, twenty times
         as often in a row. Then the row stays as it is; one without any usable donor is given up (query all
         False).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fieldfill.masks import CloudMask
+    >>> bank = CloudMask(0.5).sample((20, 1, 4, 16, 16), torch.Generator().manual_seed(0))
+    >>> context, query = MaskSwap(bank).split(bank[:5], torch.Generator().manual_seed(1))
+    >>> torch.equal(context | query, bank[:5]), bool((context & query).any())
+    (True, False)
     """
 
     bank: Tensor

@@ -1,16 +1,15 @@
 """Curves drawn by plotly: coverage over time, error against distance, promised and kept intervals, training."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from fieldfill.report.colours import OURS, PALE, QUIET, SECOND
+from fieldfill.report.contents import Field
 from fieldfill.report.maps import graph_objects, style
-from fieldfill.report.story import Field
-from fieldfill.report.words import in_units
+from fieldfill.report.phrasing import figure_text, in_units
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -33,7 +32,7 @@ def coverage_chart(field: Field, height: int = HEIGHT) -> "Figure":
     share = np.add.reduceat(field.coverage, starts) / np.diff([*starts, len(field.coverage)])
     figure = go.Figure(
         go.Scatter(
-            x=[field.times[start] for start in starts],
+            x=[figure_text(field.times[start]) for start in starts],
             y=np.round(100 * share, 2).tolist(),
             mode="lines",
             line={"color": OURS, "width": 1.5, "shape": "hvh"},
@@ -51,7 +50,7 @@ def coverage_chart(field: Field, height: int = HEIGHT) -> "Figure":
 def distance_chart(binned: xr.Dataset, units: str) -> "Figure":
     """Root-mean-square error and stated standard deviation by distance to the nearest observation."""
     go = graph_objects()
-    names = _bins(binned)
+    names, units = _bins(binned), figure_text(units)
     cells = binned.n.values / binned.n.values.sum()
     bars = {"marker": {"color": PALE}, "hovertemplate": "%{y:.1f} % of the missing cells<extra></extra>"}
     figure = go.Figure(go.Bar(x=names, y=np.round(100 * cells, 2).tolist(), yaxis="y2", name="missing cells", **bars))
@@ -114,7 +113,8 @@ def reliability_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     line = {"color": QUIET, "dash": "dot", "width": 1.5}
     figure.add_scatter(x=[0, 100], y=[0, 100], mode="lines", line=line, name="as promised", hoverinfo="skip")
     looks = [(OURS, "solid", "circle"), (SECOND, "dash", "diamond"), *[(QUIET, "solid", "square")] * len(curves)]
-    for (name, (levels, shares)), (colour, dash, symbol) in zip(curves.items(), looks):
+    for (curve, (levels, shares)), (colour, dash, symbol) in zip(curves.items(), looks):
+        name = figure_text(curve)
         figure.add_scatter(
             x=[round(100 * level, 2) for level in levels],
             y=[round(100 * share, 2) if np.isfinite(share) else None for share in shares],
@@ -122,7 +122,7 @@ def reliability_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float
             mode="lines+markers",
             line={"color": colour, "width": 2.5, "dash": dash},
             marker={"size": 7, "symbol": symbol},
-            hovertemplate="%{x:.0f} % promised, %{y:.1f} % inside<extra>" + escape(name) + "</extra>",
+            hovertemplate="%{x:.0f} % promised, %{y:.1f} % inside<extra>" + name + "</extra>",
         )
     style(figure, HEIGHT + 60).update_layout(margin={**MARGIN, "t": 62}, legend=LEGEND)
     figure.update_xaxes(range=[0, 101], title="promised (%)", **GRID)

@@ -7,9 +7,9 @@ from html import escape
 import numpy as np
 import xarray as xr
 
-from fieldfill.record import FLAGS
-from fieldfill.report.story import Field, Story
-from fieldfill.report.words import method_name, number, percent, with_units
+from fieldfill.data.ancillary import FLAGS, companions
+from fieldfill.report.contents import Field, Story
+from fieldfill.report.phrasing import method_name, number, percent, with_units
 
 __all__ = ["BOUNDS", "OURS", "Facts", "best_alternative", "headline", "tiles"]
 
@@ -47,7 +47,8 @@ class Facts:
     def of(cls, story: Story, fields: list[Field], filled: xr.Dataset, scores: xr.Dataset | None) -> "Facts":
         counts = np.zeros(len(FLAGS), int)
         for field in fields:
-            counts += np.bincount(filled[f"{field.name}_flag"].values.ravel(), minlength=len(FLAGS))
+            flag = filled[companions(filled, field.name)["flag"]]
+            counts += np.bincount(flag.values.ravel(), minlength=len(FLAGS))
         seen, supported, unsupported, _ = counts.tolist()
         inside, missing = seen + supported + unsupported, supported + unsupported
         errors, covered = {}, {}
@@ -88,7 +89,7 @@ def headline(facts: Facts) -> str:
     said = [f"{percent(facts.missing)} of the {facts.cells:,} values were missing and have been filled"]
     if facts.errors:
         listed = ", ".join(
-            error if len(facts.errors) == 1 else f"{escape(name)} {error}" for name, error in facts.errors.items()
+            escape(error if len(facts.errors) == 1 else f"{name} {error}") for name, error in facts.errors.items()
         )
         said[0] += f", with a root-mean-square error of <b>{listed}</b>"
     if facts.against:

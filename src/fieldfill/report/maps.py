@@ -12,8 +12,8 @@ import numpy as np
 
 from fieldfill.errors import MissingPackage
 from fieldfill.report.colours import ALARM, INK, LAND, plain, plotly_scale
-from fieldfill.report.story import Field, typical_frame
-from fieldfill.report.words import in_units
+from fieldfill.report.contents import Field, typical_frame
+from fieldfill.report.phrasing import figure_text, in_units
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Heatmap
@@ -136,7 +136,7 @@ def _heat(
             "yref": "container",
             "yanchor": "bottom",
             "outlinewidth": 0,
-            "title": {"text": title, "side": "bottom"},
+            "title": {"text": figure_text(title), "side": "bottom"},
             "nticks": 6,
         },
     )
@@ -181,9 +181,9 @@ def _map(field: Field, *traces: "Heatmap", gaps: bool = False) -> "Figure":
     figure.update_yaxes(range=[south, north], **scale, **axis, **frame)
     # Titles of axes would not follow a map that is narrowed to its right shape; notes at its edges do.
     edge = {"xref": "x domain", "yref": "y domain", "showarrow": False}
-    figure.add_annotation(text=field.grid.x_label, x=0.5, y=0, yshift=-19, yanchor="top", **edge)
+    figure.add_annotation(text=figure_text(field.grid.x_label), x=0.5, y=0, yshift=-19, yanchor="top", **edge)
     turned = {"textangle": -90, "xshift": -31, "xanchor": "right", "yanchor": "middle"}
-    figure.add_annotation(text=field.grid.y_label, x=0, y=0.5, **turned, **edge)
+    figure.add_annotation(text=figure_text(field.grid.y_label), x=0, y=0.5, **turned, **edge)
     if gaps:
         sizes = {"x": west, "y": north, "sizex": east - west, "sizey": north - south}
         place = {"xref": "x", "yref": "y", "sizing": "stretch", "layer": "below"}

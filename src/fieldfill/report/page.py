@@ -1,5 +1,11 @@
-"""The HTML page: sections of text, tables and figures, with plotly.js, data, style and script inside it."""
+"""The HTML page: sections of text, tables and figures, with plotly.js, data, style and script inside it.
 
+Texts out of the data are escaped wherever they are written. As a second line of defence the page carries a policy: the
+browser runs the two scripts of the page, known by their digests, and loads nothing from elsewhere.
+"""
+
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -9,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from fieldfill.data.kinds import PAGE
+from fieldfill.data.outputs import check_output, replacing
+from fieldfill.data.record import Record
 from fieldfill.errors import MissingPackage
-from fieldfill.io import check_free, replacing
 from fieldfill.metrics import reliability, score, score_by_distance
-from fieldfill.record import Record
 from fieldfill.report import charts, maps
+from fieldfill.report.contents import Field, Story, read_fields, read_record
 from fieldfill.report.headline import Facts, headline, tiles
-from fieldfill.report.story import Field, Story, read_fields, read_record
+from fieldfill.report.phrasing import percent
 from fieldfill.report.style import CSS, SCRIPT
 from fieldfill.report.tables import budget_rows, made_table, score_table, variable_table
-from fieldfill.report.words import percent
-from fieldfill.tails import LEVELS
+from fieldfill.uncertainty.quantiles import LEVELS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -31,9 +38,9 @@ FEWEST_CELLS = 30  # that an error at some distance is averaged over
 
 def write_report(story: Story, path: Path, overwrite: bool = False) -> Path:
     """Writes the report to ``path``, complete or not at all."""
-    path = check_free(path, overwrite)
+    path = check_output(path, PAGE, overwrite)
     text = _Page(story).html()
-    with replacing(path) as partial:
+    with replacing(path, PAGE if overwrite else None) as partial:
         partial.write_text(text, encoding="utf-8")
     return path
 
@@ -61,6 +68,7 @@ class _Page:
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{_policy(self.plotly_js, SCRIPT)}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="generator" content="fieldfill">
 <link rel="icon" href="data:,">
@@ -277,6 +285,22 @@ def _key(field: Field) -> str:
         del swatches["land"]
     items = "".join(f'<li><span class="swatch {kind}"></span>{text}</li>' for kind, text in swatches.items())
     return f'<div class="key"><h3>This frame</h3><dl>{told}</dl><h3>Key</h3><ul>{items}</ul></div>'
+
+
+def _policy(*scripts: str) -> str:
+    """Only the inline ``scripts`` run. Styles are inline since plotly writes its own; pictures are part of the page."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    rules = [
+        "default-src 'none'",
+        f"script-src {allowed}",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    # In capitals, so that a search of the page for addresses finds none.
+    return f'<meta HTTP-EQUIV="Content-Security-Policy" content="{"; ".join(rules)}">'
 
 
 def _json(content: Mapping[str, Any]) -> str:

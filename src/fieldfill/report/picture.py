@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fieldfill.data.kinds import PICTURE
+from fieldfill.data.outputs import check_output, replacing
 from fieldfill.errors import MissingPackage
-from fieldfill.io import check_free, replacing
 from fieldfill.report.colours import INK, LAND, colour_map
-from fieldfill.report.story import Field, Story, read_fields, read_record, typical_frame
-from fieldfill.report.words import in_units, percent
+from fieldfill.report.contents import Field, Story, read_fields, read_record, typical_frame
+from fieldfill.report.phrasing import in_units, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ def picture(story: Story, path: Path) -> Path:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackage("matplotlib", "report", "the picture") from error
-    path = check_free(path, overwrite=True)
+    path = check_output(path, PICTURE, overwrite=True)
     field = read_fields(story, read_record(story))[0]
     k = typical_frame(field)
     panels = _panels(field, k)
@@ -38,13 +39,13 @@ def picture(story: Story, path: Path) -> Path:
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, (values, quantity, limits)) in zip(all_axes, panels.items()):
         _draw(axes, field, values, quantity, limits)
-        axes.set_title(title, fontsize=10, color=INK)
+        axes.set_title(title, fontsize=10, color=INK, parse_math=False)
         text = "standard deviation" if quantity == "std" else field.label
         bar = figure.colorbar(axes.collections[-1], ax=axes, orientation="horizontal", aspect=28, pad=0.03)
-        bar.set_label(in_units(text, field.units), fontsize=8)
+        bar.set_label(in_units(text, field.units), fontsize=8, parse_math=False)
         bar.ax.tick_params(labelsize=7.5)
         bar.outline.set_visible(False)
-    with replacing(path) as partial:
+    with replacing(path, PICTURE) as partial:
         _save(figure, partial)
     return path
 

@@ -76,7 +76,7 @@ code, td.command { font-size: .9em;
 }
 """
 
-# Flags: 0 observed, 1 filled, 2 filled without support, 3 outside the domain (fieldfill.record.FLAGS).
+# Flags: 0 observed, 1 filled, 2 filled without support, 3 outside the domain (fieldfill.data.record.FLAGS).
 SCRIPT = """
 "use strict";
 (() => {

@@ -6,10 +6,10 @@ from html import escape
 import numpy as np
 import xarray as xr
 
-from fieldfill.record import Record
+from fieldfill.data.record import Record
+from fieldfill.report.contents import Field, Story
 from fieldfill.report.headline import BOUNDS, OURS
-from fieldfill.report.story import Field, Story
-from fieldfill.report.words import method_name, number, percent
+from fieldfill.report.phrasing import method_name, number, percent
 
 __all__ = ["budget_rows", "made_table", "score_table", "variable_table"]
 

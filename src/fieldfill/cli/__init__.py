@@ -1,0 +1,1 @@
+"""The command line: commands, their options and their progress; it parses, calls and prints."""

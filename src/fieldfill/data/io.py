@@ -1,0 +1,114 @@
+"""Files: open NetCDF, Zarr and GRIB as xarray, and write a data set so that no half-written file is ever seen.
+
+Reading is lazy (dask). Layouts that archives really use are brought into one shape here and nowhere else:
+GRIB messages of several levels, the ``expver`` dimension that mixes final and preliminary ERA5.
+This module never imports torch.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from fieldfill.data.encoding import writable, write
+from fieldfill.data.kinds import ZARR, data_kind
+from fieldfill.data.outputs import COMPRESSED, check_output, check_space, replacing
+from fieldfill.errors import InputError, MissingPackage
+
+__all__ = ["open_dataset", "save_dataset", "stored_bytes"]
+
+GRIB_SUFFIXES = (".grib", ".grb", ".grib2", ".grb2")
+
+
+def open_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
+    """Opens a NetCDF, Zarr or GRIB file lazily.
+
+    The format is found from the content where it has a signature and from the name's ending otherwise.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"no such file: {path}; check the path")
+    try:
+        ds = _open(path)
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"cannot read {path}: {reason}; is it a complete NetCDF, Zarr or GRIB file?") from error
+    return _merge_expver(ds)
+
+
+def _open(path: Path) -> xr.Dataset:
+    if path.is_dir():
+        if not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
+            raise InputError(f"{path} is a directory but not a Zarr store; give a NetCDF, Zarr or GRIB file")
+        return xr.open_dataset(path, engine="zarr", chunks={}, consolidated=_is_consolidated(path))
+    with path.open("rb") as file:
+        magic = file.read(8)
+    if magic.startswith(b"\x89HDF"):
+        return xr.open_dataset(path, engine="h5netcdf", chunks={})
+    if magic.startswith(b"CDF"):
+        return xr.open_dataset(path, engine="scipy", chunks={})
+    if magic.startswith(b"GRIB") or path.suffix in GRIB_SUFFIXES:
+        return _open_grib(path)
+    raise InputError(f"{path} is neither NetCDF, Zarr nor GRIB (it starts with {magic[:4]!r}); convert it first")
+
+
+def _is_consolidated(path: Path) -> bool:
+    root = path / "zarr.json"
+    return (path / ".zmetadata").exists() or (root.exists() and '"consolidated_metadata"' in root.read_text())
+
+
+def _open_grib(path: Path) -> xr.Dataset:
+    try:
+        import cfgrib
+    except (ImportError, RuntimeError) as error:
+        raise MissingPackage("cfgrib", "grib", f"reading {path.name}") from error
+    # An empty index path keeps cfgrib from writing a file beside the user's data.
+    parts = cfgrib.open_datasets(str(path), backend_kwargs={"indexpath": ""}, squeeze=True)
+    # Variables of different heights carry contradicting scalar coordinates; each keeps its GRIB attributes anyway.
+    scalars = [[name for name, coord in part.coords.items() if coord.ndim == 0] for part in parts]
+    if len(parts) > 1:
+        parts = [part.drop_vars(names) for part, names in zip(parts, scalars)]
+    return xr.merge(parts, compat="override", join="outer", combine_attrs="drop_conflicts").chunk({})
+
+
+def _merge_expver(ds: xr.Dataset) -> xr.Dataset:
+    """Collapses the ``expver`` dimension: final reanalysis where it exists, preliminary values elsewhere."""
+    if "expver" not in ds.dims:
+        return ds
+    attrs = {name: ds[name].attrs for name in ds.data_vars}
+    versions = [ds.isel(expver=i, drop=True) for i in range(ds.sizes["expver"])]
+    merged = versions[0]
+    for version in versions[1:]:
+        merged = merged.combine_first(version)
+    for name, values in attrs.items():
+        merged[name].attrs = values
+    return merged.assign_attrs(ds.attrs)
+
+
+def save_dataset(ds: xr.Dataset, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Writes NetCDF or Zarr by the name's ending, atomically.
+
+    What the format cannot hold is left out with an `InputWarning`; see `fieldfill.data.encoding`.
+    """
+    kind = data_kind(path)
+    path = check_output(path, kind, overwrite)
+    ds = writable(ds, path)
+    check_space(path, stored_bytes(ds, path))
+    with replacing(path, kind if overwrite else None) as partial:
+        write(ds, partial, kind is ZARR)
+    return path
+
+
+def stored_bytes(ds: xr.Dataset, path: str | os.PathLike[str], added: float = 0) -> float:
+    """Expected size at ``path`` of a data set and ``added`` bytes beside it; compressed data count for little."""
+    zarr, plain, compressed = data_kind(path) is ZARR, float(added), 0.0
+    for variable in ds.variables.values():
+        size = variable.size * np.dtype(variable.encoding.get("dtype", variable.dtype)).itemsize
+        if variable.encoding.get("zlib", False):
+            compressed += size
+        else:
+            plain += size
+    return COMPRESSED * (plain + compressed) if zarr else plain + COMPRESSED * compressed

@@ -1,0 +1,1 @@
+"""Diffusion: the noise schedule, the denoiser, its loss, its training and validation."""

@@ -1,0 +1,370 @@
+"""The training loop: query-masked matching with EMA weights, validated on held-out observed cells.
+
+Whatever is random about crop i of step n (its place, context, query, t and noise) follows from (seed, n, i) alone.
+So a killed run that is resumed ends with the very weights of an uninterrupted one, batches can be prepared ahead of
+time, and any number of processes, each with its share of the crops, makes the same run up to rounding.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from fieldfill.data.crops import Crops
+from fieldfill.data.prefetch import Ahead
+from fieldfill.data.writer import written
+from fieldfill.diffusion.acceleration import compiled, lower_precision
+from fieldfill.diffusion.denoiser import Denoiser
+from fieldfill.diffusion.loss import matching_losses
+from fieldfill.diffusion.schedule import PowerTime
+from fieldfill.diffusion.team import ALONE, Team
+from fieldfill.diffusion.validation import Validation, validate
+from fieldfill.errors import InputError
+from fieldfill.partition import Partition
+from fieldfill.seeds import position_stream
+
+__all__ = ["Progress", "TrainSettings", "Training", "frames_at_once"]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything about the optimisation.
+
+    Attributes
+    ----------
+    steps, minutes
+        the run ends with whichever comes first; the learning rate is annealed towards that end.
+    clock
+        what the minutes are: time on the wall, or of all processors, which other work on the machine does not use up.
+    batch
+        crops per step, of all processes together.
+    accumulate
+        parts into which a process splits its crops of a step, one after the other, to save memory; 0 = as few as
+        go through the network together (`Crops.at_once`). It changes the result by rounding only.
+    rate, warmup, clip, decay
+        peak learning rate, share of the run in which it rises, gradient-norm limit, AdamW weight decay.
+    ema
+        decay of the averaged weights, approached from below in the first steps.
+    frames
+        of a crop that the network sees in a step, if it treats all frames alike; the others see whole crops.
+    time_power
+        t = delta + (1 - delta) u**time_power; 1 is uniform.
+    validate_every, patience
+        steps between validations, and how many without improvement end the run.
+    precision
+        in which the network computes while it trains; losses, weights and validation are float32 always.
+    compile
+        whether to let torch.compile speed the network up.
+    shrink
+        whether validation decides how much of the network's correction is used, see `fieldfill.diffusion.validation`.
+    """
+
+    steps: int = 1500
+    minutes: float | None = None
+    clock: Literal["wall", "processor"] = "wall"
+    batch: int = 4
+    rate: float = 3e-3
+    warmup: float = 0.05
+    clip: float = 1.0
+    decay: float = 1e-4
+    ema: float = 0.995
+    frames: int = 8
+    time_power: float = 10.0
+    validate_every: int = 100
+    patience: int = 8
+    accumulate: int = 0
+    precision: Literal["float32", "bf16"] = "float32"
+    compile: bool = False
+    shrink: bool = True
+
+    def learning_rate(self, progress: float) -> float:
+        """Linear warm-up, then a half cosine to zero; progress in [0, 1]."""
+        if progress < self.warmup:
+            return self.rate * (progress + 1e-3) / (self.warmup + 1e-3)
+        return self.rate * 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is told after each step: the position, the errors so far and how long it will take."""
+
+    step: int
+    steps: int
+    loss: float
+    validation: float
+    windows_per_second: float
+    seconds_left: float
+
+
+@dataclass
+class Training:
+    """A run that can be stopped at any step and taken up again.
+
+    Attributes
+    ----------
+    notes
+        what the first estimate found, kept with the checkpoints.
+    history
+        one entry a validation: step, seconds, what `fieldfill.diffusion.validation` finds, mean loss since the last
+        one. Step 0 is the first estimate.
+    skipped
+        crops that could not be split into context and query.
+    waited
+        seconds spent waiting for data.
+    """
+
+    denoiser: Denoiser
+    crops: Crops
+    partition: Partition
+    settings: TrainSettings
+    seed: int
+    team: Team = ALONE
+    notes: dict[str, dict[str, float]] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    step: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    skipped: int = 0
+    least: float = math.inf
+    best: dict[str, float] = field(default_factory=lambda: {"error": math.inf})
+    stale: int = 0
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        if self.team.size > self.settings.batch:
+            raise InputError(
+                f"{self.team.size} processes for batches of {self.settings.batch} windows; "
+                "start fewer processes or choose a larger batch"
+            )
+        self.denoiser.to(self.team.device)
+        self.network = self.denoiser.network
+        self.shared = self.team.shared(self.denoiser, self.network)
+        self.optimiser = torch.optim.AdamW(
+            self.network.parameters(),
+            lr=self.settings.rate,
+            betas=(0.9, 0.99),
+            weight_decay=self.settings.decay,
+        )
+        self.average = AveragedModel(self.network, avg_fn=self._ema)
+        self.best_weights = _clone(self.network)
+        self.times = PowerTime(self.settings.time_power, self.denoiser.schedule.delta)
+        mine = len(self.team.share(self.settings.batch))
+        self.parts = min(mine, self.settings.accumulate or math.ceil(mine / self.crops.at_once))
+        self.frames = frames_at_once(self.network, self.settings, self.crops.length)
+        self.batches = Ahead(self._draw)
+        self._losses: list[float] = []
+
+    def _ema(self, averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
+        decay = min(self.settings.ema, (1 + float(count)) / (10 + float(count)))
+        return averaged.lerp(current, 1 - decay)
+
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is used, in steps or in minutes, whichever is further."""
+        share = self.step / self.settings.steps
+        if self.settings.minutes is not None:
+            share = max(share, self.seconds / (60 * self.settings.minutes))
+        return min(1.0, share)
+
+    def run(self, report: Callable[[Progress], None] | None = None, checkpoint: Path | None = None) -> None:
+        """Trains until the budget is used or validation has stopped improving; ends with the best EMA weights."""
+        with self.batches, self._accelerated():
+            self._run(report, checkpoint)
+        self.network.load_state_dict(self.best_weights)
+        self.denoiser.gain.fill_(self.best["gain"])
+        self.denoiser.cpu()
+        if self.skipped >= self.step * self.settings.batch:
+            raise InputError(
+                "not one window could be split into context and query: the gaps are the same in every window; "
+                "choose another partition (see 'fieldfill check')"
+            )
+
+    def _run(self, report: Callable[[Progress], None] | None, checkpoint: Path | None) -> None:
+        now = time.monotonic if self.settings.clock == "wall" else time.process_time
+        last = now()
+        if not self.history:
+            self._validate()  # an untrained network leaves the first estimate as it is: training must do better
+            self._keep(checkpoint)
+        while not self.finished:
+            loss = self.train_step()
+            last, before = now(), last
+            self.seconds = self.team.of_first(self.seconds + last - before)
+            done = self.progress >= 1
+            if done or self.step % self.settings.validate_every == 0:
+                self._validate()
+                self.finished = done or self.stale >= self.settings.patience
+                self._keep(checkpoint)
+            if report is not None:
+                report(self._describe(loss))
+
+    def _keep(self, checkpoint: Path | None) -> None:
+        if checkpoint is not None:
+            if self.team.first:
+                self.save(checkpoint)
+            self.team.wait()
+
+    @contextmanager
+    def _accelerated(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.settings.precision == "bf16":
+                stack.enter_context(lower_precision(self.network, self.team.device))
+            if self.settings.compile and not self.finished:
+                stack.enter_context(compiled(self.network, self._trial))
+            yield
+
+    def _trial(self) -> Tensor:
+        t, x, _, context, _, maps, starts = self._part(self.step * self.parts)
+        return self.denoiser.outputs(t, x, context, maps, self._cut(starts))[0]
+
+    def _part(self, n: int) -> list[Tensor]:
+        begun = time.monotonic()
+        drawn = self.batches(n)
+        self.waited += time.monotonic() - begun
+        return [tensor.to(self.team.device) for tensor in drawn]
+
+    def _draw(self, n: int) -> list[Tensor]:
+        """Part n, counted from the first step on, of this process's crops: t, x, noise, context, query, maps, start."""
+        step, part = divmod(n, self.parts)
+        mine = self.team.share(self.settings.batch)
+        mine = mine[part * len(mine) // self.parts : (part + 1) * len(mine) // self.parts]
+        windows = [self._draw_window(position_stream(self.seed, step, i)) for i in mine]
+        return [torch.cat(tensors) for tensors in zip(*windows)]
+
+    def _draw_window(self, generator: Generator) -> tuple[Tensor, ...]:
+        batch = self.crops.draw(1, generator)
+        context, query = self.partition.split(batch.observed, generator)
+        t = self.times.sample(1, generator)
+        noise = torch.randn(batch.x.shape, generator=generator)
+        query, start = self._look(query, generator)
+        return t, batch.x, noise, context, query, batch.maps, start
+
+    def _look(self, query: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """The query (1, C, T, H, W) in the frames that a step looks at, and the first of these (1,)."""
+        total, asked = query.shape[2], query.any(dim=(0, 1, 3, 4)).nonzero().flatten()
+        if self.frames == total or not len(asked):
+            return query, torch.zeros(1, dtype=torch.long)
+        middle = asked[torch.randint(len(asked), (1,), generator=generator)]
+        start = middle - torch.randint(1, self.frames - 1, (1,), generator=generator)
+        start = start.clamp(0, total - self.frames)
+        # A frame whose neighbour is cut off is seen, and not asked for.
+        first = int(start) + (start > 0).long()
+        last = int(start) + self.frames - (start + self.frames < total).long()
+        frame = torch.arange(total)
+        return query & ((frame >= first) & (frame < last))[:, None, None], start
+
+    def _cut(self, starts: Tensor) -> Callable[[Tensor], Tensor]:
+        if self.frames == self.crops.length:
+            return lambda x: x
+        return lambda x: torch.stack([row[:, start : start + self.frames] for row, start in zip(x, starts.tolist())])
+
+    def train_step(self) -> float:
+        """One step of the optimiser; returns the mean loss over the crops of all processes."""
+        self.denoiser.train()
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.settings.learning_rate(self.progress)
+        self.optimiser.zero_grad(set_to_none=True)
+        total, counted = 0.0, 0.0
+        for part in range(self.parts):
+            t, x, noise, context, query, maps, starts = self._part(self.step * self.parts + part)
+            with self._using(self.shared) as denoiser, self.team.exchanging(self.shared, part == self.parts - 1):
+                losses, counts = matching_losses(denoiser, t, x, noise, context, query, maps, self._cut(starts))
+                losses.sum().backward()
+            total, counted = total + losses.sum().item(), counted + counts.sum().item()
+        total, counted = self.team.sum(total, counted)
+        # Gradients are now means over processes of sums over crops.
+        for weight in self.network.parameters():
+            assert weight.grad is not None
+            weight.grad.mul_(self.team.size / max(1, counted))
+        nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+        self.optimiser.step()
+        self.average.update_parameters(self.network)
+        self.step += 1
+        self.skipped += self.settings.batch - int(counted)
+        self._losses.append(total / max(1, counted))
+        return self._losses[-1]
+
+    @contextmanager
+    def _using(self, network: nn.Module) -> Iterator[Denoiser]:
+        """The denoiser with another form of its network, such as the EMA weights.
+
+        The first estimate is shared rather than copied because it is large.
+        """
+        self.denoiser.network = network
+        try:
+            yield self.denoiser
+        finally:
+            self.denoiser.network = self.network
+
+    def _validate(self) -> None:
+        with self._using(self.average.module) as denoiser:
+            found = validate(denoiser, self.crops, self.seed, self.team, shrink=self.settings.shrink)
+        entry = {"step": self.step, "seconds": self.seconds, "waited": self.waited, "validation": found.error}
+        entry |= {"gain": found.gain, "standard_error": found.standard_error}
+        if math.isfinite(found.surprise):
+            entry["surprise"] = found.surprise
+        if self._losses:
+            entry["loss"] = sum(self._losses) / len(self._losses)
+            self._losses.clear()
+        self.history.append(entry)
+        self.stale = 0 if found.error < self.least else self.stale + 1
+        self.least = min(self.least, found.error)
+        if found.beats(Validation(**self.best), self.least):
+            self.best, self.best_weights = asdict(found), _clone(self.average.module)
+
+    def _describe(self, loss: float) -> Progress:
+        rate = self.step * self.settings.batch / max(self.seconds, 1e-9)
+        left = self.seconds * (1 / max(self.progress, 1e-9) - 1)
+        last = self.history[-1]["validation"] if self.history else math.nan
+        return Progress(self.step, self.settings.steps, loss, last, rate, left)
+
+    def save(self, path: Path) -> None:
+        """Writes a checkpoint; if that fails, the one before it stays."""
+        state: dict[str, Any] = {
+            "denoiser": self.denoiser.state_dict(),
+            "average": self.average.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "best_weights": self.best_weights,
+            **{name: getattr(self, name) for name in CHECKPOINTED},
+        }
+        partial = path.with_suffix(".tmp")
+        try:
+            partial.unlink(missing_ok=True)  # of a run that was killed
+            with written(partial) as file:
+                torch.save(state, cast(IO[bytes], file))
+            os.replace(partial, path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise InputError(
+                f"cannot write the checkpoint {path} of step {self.step}: {error.strerror or error}; "
+                "free some space, then --resume (resume=True) continues from the one before it"
+            ) from error
+
+    def load(self, path: Path) -> None:
+        """Takes up the run of a checkpoint."""
+        state = torch.load(path, weights_only=True, map_location=self.team.device)
+        self.denoiser.load_state_dict(state["denoiser"])
+        self.average.load_state_dict(state["average"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.best_weights = state["best_weights"]
+        for name in CHECKPOINTED:
+            setattr(self, name, state[name])
+
+
+def frames_at_once(network: nn.Module, settings: TrainSettings, length: int) -> int:
+    """Frames of crops of that length which a network sees in a step."""
+    return min(length, max(3, settings.frames)) if getattr(network, "frames_alike", False) else length
+
+
+CHECKPOINTED = ("notes", "history", "step", "seconds", "waited", "skipped", "least", "best", "stale", "finished")
+
+
+def _clone(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}

@@ -1,0 +1,44 @@
+"""The estimator that most of a fill rests on: the conditional mean of a Gaussian field learnt from the record."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fieldfill.estimators.base import Claim, Given, Law, Lesson, Source
+from fieldfill.estimators.gaussian.field import GaussianLaw, LearntField
+from fieldfill.estimators.gaussian.learning import learn_covariance
+from fieldfill.estimators.gaussian.pairs import enlarged
+
+if TYPE_CHECKING:
+    from fieldfill.estimators.chain import Chain
+
+__all__ = ["Gaussian"]
+
+
+class Gaussian(Source):
+    """Answers every crop by a Gaussian field with the covariance of the record.
+
+    Parameters
+    ----------
+    field
+        whose covariance is learnt.
+    """
+
+    name: ClassVar[str] = "gaussian"
+    draws: ClassVar[bool] = True
+
+    def __init__(self, field: LearntField) -> None:
+        super().__init__()
+        self.field = field
+
+    def claim(self, given: Given) -> Claim:
+        return Claim(torch.arange(len(given.y), device=given.y.device), GaussianLaw(self.field))
+
+    def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
+        return learn_covariance(self.field, lesson, chain)
+
+    def set_effort(self, effort: float) -> None:
+        self.field.effort.fill_(effort)
+
+    def on_grid(self, grid: tuple[int, int], periodic: tuple[bool, bool]) -> Law:
+        return GaussianLaw(enlarged(self.field, grid, periodic))

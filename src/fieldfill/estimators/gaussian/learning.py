@@ -1,0 +1,182 @@
+r"""The covariance of a gappy record, estimated from the record itself.
+
+*Start.* Mean products of pairs of observed values (`fieldfill.estimators.gaussian.pairs`). They hold the large scales,
+but their noise is the same at all wavenumbers and drowns the small ones.
+
+*Expectation–maximisation.* With a covariance at hand, every crop is completed by a draw from its posterior. The
+covariance of the complete crops is the next estimate; the mean square of what is left at the observed cells is the
+next nugget. Here the noise of an estimate is a share of the power at each wavenumber. On a grid that is not periodic
+the crops are completed on the whole torus of the field.
+
+*Taper and memory.* Both are damped with the distance of a separation from the drift v τ, so that patterns that move
+keep their correlation along their way, and with the lag τ. Waves whose frequencies differ from sample to sample need
+the latter: the lines in the spectrum of a few samples are not those of the next.
+
+*Patterns.* What is not stationary: the principal components of complete crops, each with the variance that exceeds
+what the stationary part gives it. They take their share of the variance from the stationary part.
+
+Held-out cells decide on the common drift, the taper, the memory, the nugget and the patterns.
+"""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from fieldfill.data.crops import Crops, Place
+from fieldfill.estimators.base import Lesson
+from fieldfill.estimators.chain import BATCH_CELLS, JUDGED_CELLS, Chain
+from fieldfill.estimators.gaussian.field import LearntField
+from fieldfill.estimators.gaussian.pairs import drift_of, factorise, lagged, separations, tapered
+
+__all__ = ["CovarianceSearch", "complete_crops", "learn_covariance"]
+
+# Widths of the taper that are tried, in cells.
+TAPERS = (9.0, 5.0, 20.0)
+# Variance of the observations' errors to begin with.
+START_NUGGET = 0.01
+# Rounds of expectation–maximisation at most.
+ROUNDS = 8
+# Relative gain of the held-out error below which a round counts as idle, and idle rounds in a row that end the search.
+LEAST_GAIN = 0.003
+PATIENCE = 2
+# Slowest common drift that is tried, in cells per frame.
+LEAST_DRIFT = 0.05
+# Rounds in which patterns grow, as long as held-out cells gain.
+PATTERN_ROUNDS = 4
+MAX_PATTERNS = 16
+# Crops below which patterns cannot be told from chance.
+LEAST_PATTERN_CROPS = 32
+# Variance of a pattern, as a share of the strongest component, below which it is left to the stationary part.
+LEAST_PATTERN = 0.02
+# Cells of the crops that are completed in a round.
+COMPLETED_CELLS = 2**20
+# Parts of a crop that are tried as memory, and the gain for which a finite memory is accepted: expectation–
+# maximisation cannot undo it later.
+MEMORY_PARTS = (3.0, 6.0)
+LEAST_MEMORY_GAIN = 0.05
+
+
+def complete_crops(
+    field: LearntField,
+    crops: Crops,
+    places: list[Place],
+    generator: Generator,
+    drifts: Tensor | None = None,
+) -> tuple[Tensor, float]:
+    """Covariance (C, C, T, rows, columns) of crops completed by posterior draws, and the nugget.
+
+    With ``drifts`` (N, 2) it is that of the crops moved back.
+    """
+    variables, frames, rows, columns = field.shape
+    sums, squares, cells = torch.zeros(()), 0.0, 0
+    batch = max(1, BATCH_CELLS // crops.cells)
+    for first in range(0, len(places), batch):
+        part = crops.training(places[first : first + batch])
+        x, observed = part.x, part.observed
+        drift = None if drifts is None else drifts[first : first + batch]
+        drawn, _ = field.complete(x, observed, generator, drift)
+        left = (drawn[..., :rows, :columns].view_as(x) - x)[observed]
+        squares, cells = squares + left.square().sum().item(), cells + left.numel()
+        spectrum = torch.fft.rfft2(drawn) if drift is None else field.at_rest(drawn, drift)
+        sums = sums + lagged(spectrum.unflatten(1, (variables, frames)), frames)
+    pairs = len(places) * math.prod(field.torus) * torch.arange(frames, 0, -1.0)[:, None, None]
+    return torch.fft.irfft2(sums, s=field.torus) / pairs, squares / max(1, cells)
+
+
+def patterns_of(field: LearntField, crops: Crops, places: list[Place], generator: Generator) -> tuple[Tensor, float]:
+    """Patterns (N, C, T, H, W) that the stationary part does not explain, and their share of the variance."""
+    batch = max(1, BATCH_CELLS // crops.cells)
+    parts = [crops.training(places[i : i + batch]) for i in range(0, len(places), batch)]
+    drawn = [field.complete_grid(part.x, part.observed, generator) for part in parts]
+    x = torch.cat(drawn).flatten(1)
+    _, singular, vectors = torch.linalg.svd(x, full_matrices=False)
+    vectors, total = vectors[:MAX_PATTERNS], singular.square().sum() / len(x)
+    power = singular[:MAX_PATTERNS].square() / len(x)
+    known = (vectors @ field.patterns.flatten(1).T).square().sum(1)
+    stationary = (vectors * field.covary(vectors.view(-1, *field.shape)).flatten(1)).sum(1) - known
+    excess = power - stationary
+    kept = excess > LEAST_PATTERN * power[0]
+    patterns = (vectors[kept] * excess[kept].sqrt()[:, None]).view(-1, *field.shape)
+    return patterns, float(excess[kept].sum() / total.clamp(min=1e-12))
+
+
+class CovarianceSearch:
+    """Tries covariances of a field on the held-out cells of the chain that it belongs to, and keeps the best."""
+
+    def __init__(self, field: LearntField, lesson: Lesson, chain: Chain, judged: int = JUDGED_CELLS) -> None:
+        self.field, self.lesson, self.chain, self.judged = field, lesson, chain, judged
+        self.best: dict[str, float] = {"validation": math.inf}
+        self._state: dict[str, Tensor] = {}
+
+    def attempt(
+        self,
+        covariance: Tensor,
+        taper: float,
+        drift: tuple[float, float],
+        nugget: float,
+        memory: float = math.inf,
+        least: float = 0.0,
+    ) -> None:
+        """Tries a stationary covariance, which has to gain at least a share ``least`` of the error."""
+        settings = {"taper": taper, "memory": memory, "nugget": nugget}
+        settings |= {"drift_rows": drift[0], "drift_columns": drift[1]}
+        self.judge(factorise(tapered(covariance, taper, drift, memory), self.field), None, settings, least)
+
+    def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float], least: float = 0.0) -> bool:
+        """Whether this is the best so far."""
+        self.field.set_covariance(factor, patterns)
+        self.field.nugget.fill_(settings["nugget"])
+        error = self.chain.source_error(self.lesson, self.judged)
+        better = error < (1 - least) * self.best["validation"] or not self._state
+        if better:
+            self.best = {**settings, "patterns": len(self.field.patterns), "validation": error}
+            self._state = {name: value.clone() for name, value in self.field.state_dict().items()}
+        return better
+
+    @property
+    def taper(self) -> float:
+        return self.best["taper"]
+
+    @property
+    def memory(self) -> float:
+        return self.best["memory"]
+
+    @property
+    def drift(self) -> tuple[float, float]:
+        return self.best["drift_rows"], self.best["drift_columns"]
+
+    def restore(self) -> None:
+        self.field.load_state_dict(self._state)
+
+
+def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain) -> dict[str, float]:
+    """Fits the field to a record; returns the settings that were chosen on held-out cells."""
+    crops, generator = lesson.crops, lesson.generator
+    found, search = separations(crops, field.torus, generator), CovarianceSearch(field, lesson, chain)
+    for taper in TAPERS:
+        search.attempt(found.covariance, taper, (0.0, 0.0), START_NUGGET)
+    for memory in (field.shape[1] / part for part in MEMORY_PARTS if field.shape[1] > part):
+        search.attempt(found.covariance, search.taper, (0.0, 0.0), START_NUGGET, memory, LEAST_MEMORY_GAIN)
+    count, idle = max(2, COMPLETED_CELLS // crops.cells), 0
+    for turn in range(ROUNDS if crops.cells <= JUDGED_CELLS else ROUNDS // 2):
+        search.restore()
+        before = search.best["validation"]
+        covariance, nugget = complete_crops(field, crops, crops.some(count, generator), generator)
+        drift = drift_of(covariance)
+        if turn == 0 and max(map(abs, drift)) > LEAST_DRIFT:
+            search.attempt(covariance, search.taper, drift, nugget, search.memory)
+        for taper in sorted({search.taper, 2 * search.taper, math.inf}):
+            search.attempt(covariance, taper, search.drift, nugget, search.memory)
+        idle = idle + 1 if search.best["validation"] > (1 - LEAST_GAIN) * before else 0
+        if idle == PATIENCE:
+            break
+    search.restore()
+    places = crops.some(count, generator)
+    factor = field.factor.clone()
+    for _ in range(PATTERN_ROUNDS if len(places) >= LEAST_PATTERN_CROPS else 0):
+        patterns, share = patterns_of(field, crops, places, generator)
+        if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
+            break
+    search.restore()
+    return {key: value for key, value in search.best.items() if math.isfinite(value)}

@@ -1,0 +1,182 @@
+"""Choices and standard deviations that rest on held-out cells: how to fill, and how sure to be.
+
+Held-out cells stand for missing ones. They are weighted such that they lie as deep in gaps as these
+(`fieldfill.uncertainty.weights`); then whatever is measured on them – the error of a way to fill, the share of values
+inside an interval – is an estimate of the same for the missing cells.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from fieldfill.data.crops import Batch, Crops
+from fieldfill.diffusion.denoiser import Denoiser
+from fieldfill.partition import Partition
+from fieldfill.sampling.contexts import Ensemble, single_step
+from fieldfill.uncertainty.calibration import Calibration, HeldCells
+from fieldfill.uncertainty.local_scale import surroundings
+from fieldfill.uncertainty.weights import matching_weights, places_in_gaps
+
+__all__ = ["affordable", "calibrate", "choose_ensemble", "clear_scene", "held_cells", "missing_places"]
+
+BATCH = 8  # crops estimated at a time
+CHOICE_CELLS = 2**22  # cells of crops, over contexts and ways to fill, that a choice may cost
+MIN_CHOSEN = 6  # crops it is made on, unless they cost more than
+DEAR_CELLS = 2**26  # cells
+SURVEYED = 64  # crops in which the missing cells are looked at
+MAX_PLACES = 200_000  # missing cells that describe them all
+ONE_PASS = 0.98  # of its error counts if all observations are used at once, which costs one pass and not ten
+CLEAR_SHARE = 0.05  # of the observed cells, hidden one by one
+
+Places = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def missing_places(crops: Crops, generator: Generator) -> Places:
+    """Distance, sparsity and prior weight (n,) of missing cells of the record, with all observations in place.
+
+    The prior is the share of the cell's frame in what is filled, where crops overlap.
+    """
+    shares = crops.tiling.shares()
+    parts = []
+    for place in crops.spread_out(SURVEYED, generator, least=SURVEYED):
+        observed = crops.at(place)[1].numpy()
+        missing = crops.cut(crops.domain, place).numpy()[:, None] & ~observed
+        distance, sparsity = places_in_gaps(observed, crops.periodic)
+        parts.append((distance[missing], sparsity[missing], np.broadcast_to(shares, missing.shape)[missing]))
+    distance, sparsity, prior = (np.concatenate(columns) for columns in zip(*parts))
+    if len(distance) > MAX_PLACES:
+        kept = torch.randperm(len(distance), generator=generator)[:MAX_PLACES].numpy()
+        distance, sparsity, prior = distance[kept], sparsity[kept], prior[kept]
+    return distance, sparsity, prior
+
+
+def held_cells(
+    denoiser: Denoiser,
+    partition: Partition,
+    crops: Crops,
+    ensemble: Ensemble,
+    generator: Generator,
+    missing: Places | None,
+    most: int | None = None,
+) -> HeldCells:
+    """Errors at the held-out cells, weighted to look like the ``missing`` ones; all alike if these are None.
+
+    ``most`` limits the number of validation crops that are looked at.
+    """
+    parts = []
+    places = crops.held.places[:most]
+    for first in range(0, len(places), BATCH):
+        batch, held = crops.held_out(places[first : first + BATCH])
+        parts.append(_estimated(denoiser, partition, batch, held, ensemble, crops, generator, first))
+    cells = _joined(parts)
+    if missing is None:
+        return cells
+    weight = matching_weights((cells.distance, cells.sparsity, cells.weight), missing)
+    return replace(cells, weight=weight)
+
+
+def _estimated(
+    denoiser: Denoiser,
+    partition: Partition,
+    batch: Batch,
+    held: Tensor,
+    ensemble: Ensemble,
+    crops: Crops,
+    generator: Generator,
+    first: int,
+) -> HeldCells:
+    """The ``held`` cells of crops of which the others are observed; crops count from ``first``."""
+    estimate = single_step(denoiser, batch.x, batch.observed, batch.maps, partition, ensemble, generator)
+    chosen = held.numpy()
+    distance, sparsity = places_in_gaps(batch.observed.numpy(), crops.periodic)
+    crop, variable, frame, row, column = np.nonzero(chosen)
+    raw = None if estimate.variance is None else np.sqrt(estimate.variance.numpy()[chosen]).astype(float)
+    error = (estimate.mean - batch.x).numpy()[chosen].astype(float)
+    prior = crops.tiling.shares()[frame, row, column]
+    around = surroundings(estimate.mean, batch.observed, batch.domain)[chosen]
+    return HeldCells(error, raw, distance[chosen], sparsity[chosen], variable, crop + first, prior, around)
+
+
+def _joined(parts: list[HeldCells]) -> HeldCells:
+    columns: dict[str, Any] = {
+        name: None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
+        for name in vars(parts[0])
+    }
+    return HeldCells(**columns)
+
+
+def choose_ensemble(
+    denoiser: Denoiser,
+    partition: Partition,
+    crops: Crops,
+    contexts: int,
+    keep: tuple[float, float] | None,
+    generator: Generator,
+) -> tuple[Ensemble, dict[str, float]]:
+    """Contexts or all observations at once, whichever has the smaller error on the held-out cells.
+
+    Contexts cost a pass each and must be better by a margin. They are balanced, drawn as in training, of nine tenths of
+    the observations, or of the density that the training contexts had, which kept a share of the observations within
+    ``keep``. Without ``keep`` there is no choice: contexts are drawn at random, as in the paper.
+    """
+    candidates = [Ensemble(contexts, design="random")]
+    if keep is not None and contexts:
+        density = sum(keep) / 2 * _coverage(crops, generator)
+        balanced = [Ensemble(contexts, keep=0.9), Ensemble(contexts, density=density)]
+        candidates = [Ensemble(contexts), *balanced, Ensemble(0)]
+    missing = missing_places(crops, generator)
+    evaluations = sum(max(1, ensemble.count) for ensemble in candidates)
+    most = affordable(evaluations * crops.cells)
+    scores = {}
+    for ensemble in candidates:
+        cells = held_cells(denoiser, partition, crops, ensemble, generator, missing, most)
+        scores[ensemble] = float(np.average(cells.error**2, weights=cells.weight))
+    best = min(scores, key=lambda ensemble: scores[ensemble] * (1 if ensemble.count else ONE_PASS))
+    return best, {str(ensemble): score for ensemble, score in scores.items()}
+
+
+def affordable(cells: int) -> int:
+    """How many crops a choice is made on if each costs so many cells."""
+    return max(2, min(MIN_CHOSEN, DEAR_CELLS // cells), CHOICE_CELLS // cells)
+
+
+def _coverage(crops: Crops, generator: Generator) -> float:
+    """Mean share of the domain that is observed in a crop."""
+    seen, cells = 0.0, 0.0
+    for place in crops.spread_out(SURVEYED, generator, least=SURVEYED):
+        seen += float(crops.visible(place)[1].sum())
+        cells += float(crops.cut(crops.domain, place).sum() * crops.length)
+    return seen / max(1.0, cells)
+
+
+def calibrate(
+    denoiser: Denoiser, partition: Partition, crops: Crops, ensemble: Ensemble, generator: Generator
+) -> Calibration:
+    """The calibration of a fill with ``ensemble``; its summary also says how well held-out cells can stand in."""
+    missing = missing_places(crops, generator)
+    cells = held_cells(denoiser, partition, crops, ensemble, generator, missing)
+    fitted = Calibration.fit(cells, crops.record.shape[1])
+    beyond = float(missing[2][missing[0] > fitted.reach].sum() / max(missing[2].sum(), 1e-9))
+    fitted.summary["missing_beyond_reach"] = beyond
+    return fitted
+
+
+def clear_scene(
+    denoiser: Denoiser, partition: Partition, crops: Crops, ensemble: Ensemble, generator: Generator
+) -> Calibration:
+    """For comparison only: one factor from single cells hidden at random among the observations, all counted alike.
+
+    Such cells have close neighbours, whose errors say little about the middle of a gap.
+    """
+    parts = []
+    for number, place in enumerate(crops.held.places):
+        batch, withheld = crops.held_out([place])
+        observed = batch.observed | withheld
+        held = observed & (torch.rand(observed.shape, generator=generator) < CLEAR_SHARE)
+        if held.any():
+            clear = replace(batch, observed=observed & ~held)
+            parts.append(_estimated(denoiser, partition, clear, held, ensemble, crops, generator, number))
+    return Calibration.fit(replace(_joined(parts), around=None), crops.record.shape[1], by_distance=False)

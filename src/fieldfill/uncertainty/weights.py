@@ -1,0 +1,103 @@
+r"""Weights that make held-out cells look like the cells that are really missing.
+
+How hard a cell is depends on where it lies in its gap. Two measures describe that: the distance d to the nearest
+observation in space and time, and the sparsity g, the share of cells around it that are not observed (1 deep inside a
+large gap, about 1 - p among single pixels observed with probability p). A held-out cell counts as
+
+.. math:: w(d, g) = \frac{p_{missing}(d, g)}{p_{held}(d, g)}
+
+with both densities taken over bins: equal shares of the missing cells by d, and within each by g. A bin that hardly
+any held-out cell reaches is merged with its neighbours, and no weight exceeds ``CAP`` times the mean.
+"""
+
+import numpy as np
+from scipy.ndimage import gaussian_filter
+
+from fieldfill.metrics import distance_to_observation
+
+__all__ = ["FAR", "effective_count", "matching_weights", "places_in_gaps"]
+
+FAR = 1e3  # a cell whose whole crop is unobserved is infinitely far away
+CAP = 20.0
+AROUND = (1.0, 1.5, 1.5)  # frames, rows and columns over which the sparsity is averaged (Gaussian)
+DISTANCE_BINS, SPARSITY_BINS = 8, 5
+MIN_CELLS = 30  # a bin with fewer held-out cells says nothing
+
+
+def places_in_gaps(observed: np.ndarray, periodic: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
+    """Distance, at most `FAR`, and sparsity of every cell of ``observed`` (..., T, H, W)."""
+    distance = np.minimum(distance_to_observation(observed, periodic=periodic), FAR)
+    modes = ("nearest", *("wrap" if closed else "nearest" for closed in periodic))
+    sparsity = np.empty(observed.shape, np.float32)
+    for place in np.ndindex(observed.shape[:-3]):
+        gaps = (~observed[place]).astype(np.float32)
+        sparsity[place] = gaussian_filter(gaps, AROUND, mode=modes, truncate=2.0)
+    return distance, sparsity
+
+
+def matching_weights(
+    held: tuple[np.ndarray, np.ndarray, np.ndarray], missing: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Weights (n,) of mean 1 of the held-out cells; both arguments are distance, sparsity and prior weight of cells."""
+    distance, sparsity, prior = held
+    if len(missing[0]) == 0:
+        return prior / prior.mean()
+    edges = _edges(missing[0], missing[2], DISTANCE_BINS)
+    here, there = np.digitize(distance, edges), np.digitize(missing[0], edges)
+    wanted = np.bincount(there, missing[2], len(edges) + 1)
+    wanted = _handed_over(wanted / wanted.sum(), np.bincount(here, minlength=len(edges) + 1) >= MIN_CELLS)
+    weights = np.zeros(len(distance))
+    for i, share in enumerate(wanted):
+        mine, theirs = here == i, there == i
+        if share > 0:
+            within = _by_sparsity(sparsity[mine], prior[mine], missing[1][theirs], missing[2][theirs])
+            weights[mine] = share * within / within.sum()
+    return _capped(weights if weights.any() else prior)
+
+
+def _by_sparsity(sparsity: np.ndarray, prior: np.ndarray, missing: np.ndarray, missing_prior: np.ndarray) -> np.ndarray:
+    """Weights (n,) of the held-out cells at about one distance, spread over sparsity as wanted."""
+    if len(missing) == 0:
+        return prior
+    edges = _edges(missing, missing_prior, SPARSITY_BINS)
+    here, there = np.digitize(sparsity, edges), np.digitize(missing, edges)
+    wanted = np.bincount(there, missing_prior, len(edges) + 1)
+    wanted = _handed_over(wanted, np.bincount(here, minlength=len(edges) + 1) >= MIN_CELLS)
+    present = np.bincount(here, prior, len(edges) + 1)
+    ratio = np.divide(wanted, present, out=np.zeros_like(wanted), where=present > 0)
+    weights = prior * ratio[here]
+    return weights if weights.any() else prior
+
+
+def _edges(values: np.ndarray, weights: np.ndarray, bins: int) -> np.ndarray:
+    """Inner edges of bins that hold about equal shares; they lie between two values, never on one."""
+    found, total = np.unique(values, return_inverse=True)
+    below = np.cumsum(np.bincount(total, weights))
+    cuts = np.searchsorted(below, below[-1] * np.arange(1, bins) / bins)
+    cuts = np.unique(cuts[cuts < len(found) - 1])
+    return (found[cuts] + found[cuts + 1]) / 2
+
+
+def _handed_over(shares: np.ndarray, able: np.ndarray) -> np.ndarray:
+    """The shares with those of bins without evidence given to the nearest bin that has some."""
+    if not able.any():
+        return np.zeros_like(shares)
+    out, good = np.zeros_like(shares), np.flatnonzero(able)
+    # Of two equally near bins the one farther from the observations is taken: its cells are harder.
+    nearest = [good[np.argmin(np.abs(good - i) - 0.1 * (good > i))] for i in range(len(shares))]
+    np.add.at(out, nearest, shares)
+    return out
+
+
+def _capped(weights: np.ndarray) -> np.ndarray:
+    weights = weights / weights.mean()
+    for _ in range(5):  # cutting lowers the mean, so that a few rounds are needed
+        weights = np.minimum(weights, CAP)
+        weights = weights / weights.mean()
+    return weights
+
+
+def effective_count(weights: np.ndarray, groups: np.ndarray | None = None) -> float:
+    """(sum w)² / sum w²: how many cells, or ``groups`` of cells, of equal weight would tell as much."""
+    summed = weights if groups is None else np.bincount(groups, weights)
+    return float(summed.sum() ** 2 / (summed**2).sum()) if summed.any() else 0.0

@@ -1,0 +1,168 @@
+"""What can be learnt from a data set, judged by its masks: `check`, and the choice of a partition."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from fieldfill.config import Settings, build_partition, candidate_partitions
+from fieldfill.data.crops import Crops, Place
+from fieldfill.data.record import Record
+from fieldfill.errors import InputError
+from fieldfill.partition import Partition
+from fieldfill.partition.exposure import LEAST_CROPS, Audit, Masks, audit, compare
+from fieldfill.partition.independence import IndependenceResult, test_independence
+from fieldfill.seeds import stream
+
+__all__ = ["Check", "audited", "check_crops", "mask_bank", "summary"]
+
+# Observation masks that are kept to draw contexts from.
+BANK = 256
+# Crops that the exposure audit looks at, and bytes of their masks.
+AUDITED = 500
+AUDITED_BYTES = 2**27
+# Crops that the test of independence looks at.
+TESTED = 256
+
+
+class Check:
+    """What `check` found: an audit of every partition considered, and which one to use.
+
+    Prints as a table; ``to_dataset()`` gives the exposure map of the recommended partition.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        partition: str,
+        candidates: dict[str, Audit],
+        independence: IndependenceResult | None,
+    ) -> None:
+        self.record, self.partition, self.candidates, self.independence = record, partition, candidates, independence
+
+    @property
+    def audit(self) -> Audit:
+        return self.candidates[self.partition]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The findings as plain numbers and words, for JSON."""
+        candidates = {name: summary(found) for name, found in self.candidates.items()}
+        dependence = None
+        if self.independence is not None:
+            name = self.record.variables[self.independence.variable]
+            dependence = {"p_value": self.independence.p_value, "effect": self.independence.effect, "variable": name}
+        return {
+            **summary(self.audit),
+            "partition": self.partition,
+            "candidates": candidates,
+            "independence": dependence,
+        }
+
+    def to_dataset(self) -> xr.Dataset:
+        """Exposure and unsupported cells of each variable on the grid of the data."""
+        axes, ds = self.record.axes, self.record.ds
+        coords = {name: ds[name] for name in (axes.y, axes.x) if name in ds.coords}
+        out = xr.Dataset(coords=coords, attrs={"partition": self.partition, "verdict": self.audit.verdict})
+        for c, name in enumerate(self.record.variables):
+            text = {
+                "long_name": f"probability that a cell of {name} outside the context is queried",
+                "units": "1",
+            }
+            out[f"{name}_exposure"] = ((axes.y, axes.x), self.audit.per_cell[c].numpy(), text)
+            out[f"{name}_unsupported"] = ((axes.y, axes.x), self.audit.unsupported[c].numpy())
+        return out
+
+    def __str__(self) -> str:
+        lines = [f"{'partition':<12} {'verdict':<12} {'min':>8} {'median':>8} {'max/min':>8} {'unlearnable':>12}"]
+        for name, found in self.candidates.items():
+            mark = "  <- recommended" if name == self.partition else ""
+            lines.append(
+                f"{name:<12} {found.verdict:<12} {found.minimum:8.3f} {found.median:8.3f} "
+                f"{_ratio(found.max_over_min):>8} {found.unlearnable_share:12.1%}{mark}"
+            )
+        lines.append(self.audit.words)
+        if self.independence is None:
+            lines.append("Too few windows to test whether the gaps depend on the field.")
+        else:
+            lines.append(self.independence.words(self.record.variables[self.independence.variable]))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else "> 1000"
+
+
+def summary(found: Audit) -> dict[str, Any]:
+    ratio = found.max_over_min
+    return {
+        "verdict": found.verdict,
+        "words": found.words,
+        "exposure": {
+            "min": found.minimum,
+            "median": found.median,
+            "max_over_min": ratio if math.isfinite(ratio) else None,  # JSON knows no infinity
+            "error": found.error,
+        },
+        "unlearnable_share": found.unlearnable_share,
+        "never_observed": int(found.never_observed.sum()),
+        "kept": found.kept,
+        "unsplit": found.unsplit,
+        "method": found.method,
+    }
+
+
+def check_crops(crops: Crops, settings: Settings, seed: int) -> Check:
+    """Audits the masks of crops: which cells can be learnt, and with which partition."""
+    name, _, audits = audited(crops, mask_bank(crops, seed), settings, seed)
+    return Check(crops.record, name, audits, _tested(crops, seed))
+
+
+def _tested(crops: Crops, seed: int) -> IndependenceResult | None:
+    """Whether the gaps depend on the field; None for a record that is too short to tell."""
+    generator = stream(seed, "independence")
+    places = sorted(crops.spread_out(TESTED, generator))
+    if len(places) < 10:
+        return None
+    batch = crops.training(places)
+    return test_independence(batch.x, batch.observed, batch.domain.any(0), generator)
+
+
+def audited(crops: Crops, bank: Tensor, settings: Settings, seed: int) -> tuple[str, Partition, dict[str, Audit]]:
+    """The partition to use and its name, and the audits of all that were considered."""
+    generator = stream(seed, "audit")
+    most = max(2, min(AUDITED, AUDITED_BYTES // crops.cells))
+    places = crops.spread_out(most, generator, least=AUDITED // 2)
+    if len(places) < LEAST_CROPS:
+        shape = " × ".join(map(str, crops.shape))
+        raise InputError(
+            f"the record has {len(places)} different crops of {shape} (frames, rows, columns), and {LEAST_CROPS} are "
+            "needed; choose a shorter window or a smaller crop"
+        )
+    masks = audit_masks(crops, places)
+    if settings.partition != "auto":
+        partition = build_partition(settings.partition, bank, settings.keep)
+        found = audit(partition, masks, generator, name=settings.partition)
+        return settings.partition, partition, {settings.partition: found}
+    partitions = candidate_partitions(bank, settings.keep)
+    name, audits = compare(partitions, masks, generator)
+    return name, partitions[name], audits
+
+
+def audit_masks(crops: Crops, places: Sequence[Place]) -> Masks:
+    """Observation masks of crops and where they lie on the grid."""
+    batch = crops.training(places)
+    _, rows, columns = crops.domain.shape
+    number = torch.arange(rows * columns).view(1, rows, columns)
+    cells = torch.cat([crops.cut(number, place) for place in places])
+    never = crops.domain & (torch.from_numpy(crops.record.counts) == 0)
+    return Masks(batch.observed, batch.domain, cells, crops.domain, never)
+
+
+def mask_bank(crops: Crops, seed: int) -> Tensor:
+    """Observation masks (N, C, T, H, W) of the record's own crops, for partitions that draw from them."""
+    return crops.masks(BANK, stream(seed, "bank"), least=BANK // 8)
