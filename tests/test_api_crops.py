@@ -145,15 +145,22 @@ def test_other_samplers_agree_with_the_observations_in_several_crops(bounded: Ca
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", ["bounded", "closed"])
 def test_several_processes_fill_several_crops_like_one(grid: str, request, monkeypatch) -> None:
-    """Nor does it matter how many crops are estimated together."""
+    """Nor does it matter how many crops are estimated together, but for rounding.
+
+    Sums over other batches are rounded otherwise, and conjugate gradients that stop early amplify that.
+    """
     case = request.getfixturevalue(grid)
     filler, some = replace(case.filler), case.ds.isel(time=slice(0, 2))
     filler.model_ = replace(case.filler.model_, ensemble=Ensemble(2))
     alone = filler.fill(some)
     monkeypatch.setattr("fieldfill.execution.blocks.BATCH", 5)
     shared = filler.fill(some, workers=2)
-    for name in alone.data_vars:
-        np.testing.assert_allclose(shared[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=str(name))
+    assert shared.z_flag.identical(alone.z_flag)
+    gaps = alone.z_std.values > 0
+    for name in ("z", "z_std"):
+        apart = np.abs(shared[name] - alone[name]).values
+        assert (apart[~gaps] == 0).all()
+        assert (apart[gaps] <= 0.01 * alone.z_std.values[gaps]).all() and apart[gaps].mean() < 1e-4
 
 
 def test_a_crop_that_holds_the_whole_grid_may_be_of_any_size() -> None:

@@ -373,10 +373,16 @@ def test_the_information_that_contexts_leave_out_is_the_growth_of_the_variance()
 
 
 def test_the_ensemble_with_the_smaller_weighted_error_is_chosen() -> None:
+    best, scores = choose_ensemble(Oracle(None), PixelPartition(), held_crops("block"), 2, KEEP, generator())
+    assert best == DIRECT and scores[str(DIRECT)] < 1.02 * min(scores.values()) and len(scores) == 4
+
+
+def test_contexts_that_few_crops_prefer_by_chance_are_not_used() -> None:
+    """All observations at once are best on average over many crops; on these eight, contexts look better."""
     crops = replace(held_crops("block"))
     crops.held = replace(crops.held, places=crops.held.places[:8], masks=crops.held.masks[:8])
     best, scores = choose_ensemble(Oracle(None), PixelPartition(), crops, 2, KEEP, generator())
-    assert best == DIRECT and min(scores, key=lambda name: scores[name]) == str(DIRECT) and len(scores) == 4
+    assert best == DIRECT and min(scores.values()) < 0.98 * scores[str(DIRECT)]
 
 
 @pytest.mark.parametrize(("share", "contexts"), [(0.99, 0), (0.9, 2)])

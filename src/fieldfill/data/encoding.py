@@ -9,6 +9,8 @@ bit for bit, and the filled ones to within its step; otherwise the numbers are w
 This module never imports torch.
 """
 
+import contextlib
+import errno
 import json
 import tempfile
 import warnings
@@ -17,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import dask.local
 import dask.threaded
 import numpy as np
@@ -38,7 +41,14 @@ NETCDF_STORAGE = ("zlib", "complevel", "shuffle", "fletcher32")
 SKELETON_CELLS = 2  # along each dimension
 BLOCK_CELLS = 2**22  # cells that go through a packing at once
 
+# Errors of the disk, not of the data.
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO)
+
 Refusals = list[str]
+
+
+class _NoRoom(Exception):
+    """Nothing can be tried: the folder of temporary files takes no file."""
 
 
 def write(ds: xr.Dataset, path: Path, zarr: bool) -> None:
@@ -48,7 +58,9 @@ def write(ds: xr.Dataset, path: Path, zarr: bool) -> None:
     elif _computed_elsewhere(ds):
         ds.to_netcdf(path, engine="h5netcdf")
     else:
-        with written(path) as file:
+        # With a cluster at hand xarray would send the file to it, to lock it there, even if it has nothing to compute.
+        here = contextlib.nullcontext() if ds.chunks else dask.config.set(scheduler="synchronous")
+        with written(path) as file, here:
             ds.to_netcdf(file, engine="h5netcdf")
 
 
@@ -185,13 +197,18 @@ def _same_bits(one: np.ndarray, two: np.ndarray) -> np.ndarray:
 
 def _accepted(ds: xr.Dataset, zarr: bool, refused: Refusals) -> xr.Dataset:
     """The data set in a form of which a skeleton can be written and read."""
+    try:
+        return _tried(ds, zarr, refused)
+    except _NoRoom:
+        return ds  # the folder of temporary files is full or missing, which is no reason to give anything up
+
+
+def _tried(ds: xr.Dataset, zarr: bool, refused: Refusals) -> xr.Dataset:
     skeleton = ds.isel({name: slice(SKELETON_CELLS) for name in ds.dims}).load()
     # Whether text can be written depends on every letter of it; numbers are all alike.
     texts = [name for name, variable in ds.variables.items() if variable.dtype.kind in "OSUV"]
     if _is_readable(skeleton, zarr) and (not texts or _is_readable(_apart(ds, texts), zarr)):
         return ds
-    if not _is_readable(xr.Dataset(), zarr):
-        return ds  # the folder of temporary files is full or missing, which is no reason to give up
     tried = xr.Dataset()
     for name, whole in ds.variables.items():
         cut = skeleton.variables[name]
@@ -278,5 +295,7 @@ def _is_readable(ds: xr.Dataset, zarr: bool) -> bool:
                 write(ds, path, zarr)
                 with xr.open_dataset(path, **engine) as again:
                     return set(ds.variables) <= set(again.load().variables)
-        except Exception:  # whatever is raised, the data set cannot be written like this
-            return False
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise _NoRoom from error
+            return False  # whatever else is raised, the data set cannot be written like this

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from fieldfill.data.crops import Batch, Crops
 from fieldfill.diffusion.denoiser import Denoiser
+from fieldfill.estimators.chain import HeldOutError
 from fieldfill.partition import Partition
 from fieldfill.sampling.contexts import Ensemble, single_step
 from fieldfill.uncertainty.calibration import Calibration, HeldCells
@@ -28,7 +29,7 @@ MIN_CHOSEN = 6  # crops it is made on, unless they cost more than
 DEAR_CELLS = 2**26  # cells
 SURVEYED = 64  # crops in which the missing cells are looked at
 MAX_PLACES = 200_000  # missing cells that describe them all
-ONE_PASS = 0.98  # of its error counts if all observations are used at once, which costs one pass and not ten
+CONTEXT_GAIN = 0.02  # share of the error that contexts must remove: they cost ten passes and not one
 CLEAR_SHARE = 0.05  # of the observed cells, hidden one by one
 
 Places = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -118,7 +119,8 @@ def choose_ensemble(
 ) -> tuple[Ensemble, dict[str, float]]:
     """Contexts or all observations at once, whichever has the smaller error on the held-out cells.
 
-    Contexts cost a pass each and must be better by a margin. They are balanced, drawn as in training, of nine tenths of
+    Contexts cost a pass each. They must be better by a margin, and by more than the standard error of the difference
+    over validation crops. They are balanced, drawn as in training, of nine tenths of
     the observations, or of the density that the training contexts had, which kept a share of the observations within
     ``keep``. Without ``keep`` there is no choice: contexts are drawn at random, as in the paper.
     """
@@ -130,12 +132,21 @@ def choose_ensemble(
     missing = missing_places(crops, generator)
     evaluations = sum(max(1, ensemble.count) for ensemble in candidates)
     most = affordable(evaluations * crops.cells)
-    scores = {}
-    for ensemble in candidates:
-        cells = held_cells(denoiser, partition, crops, ensemble, generator, missing, most)
-        scores[ensemble] = float(np.average(cells.error**2, weights=cells.weight))
-    best = min(scores, key=lambda ensemble: scores[ensemble] * (1 if ensemble.count else ONE_PASS))
+    found = {e: held_cells(denoiser, partition, crops, e, generator, missing, most) for e in candidates}
+    scores = {e: float(np.average(cells.error**2, weights=cells.weight)) for e, cells in found.items()}
+    best, direct = min(scores, key=lambda ensemble: scores[ensemble]), Ensemble(0)
+    if direct in found and best != direct:
+        gain = _gain(found[best], found[direct])
+        if gain.mean <= max(CONTEXT_GAIN * scores[direct], gain.standard_error):
+            best = direct
     return best, {str(ensemble): score for ensemble, score in scores.items()}
+
+
+def _gain(cells: HeldCells, others: HeldCells) -> HeldOutError:
+    """By how much the squared error of ``cells`` is below that of ``others``, the same cells filled otherwise."""
+    _, crop = np.unique(cells.window, return_inverse=True)
+    less = others.weight * (others.error**2 - cells.error**2)
+    return HeldOutError.of(np.bincount(crop, less).tolist(), np.bincount(crop, others.weight).tolist())
 
 
 def affordable(cells: int) -> int:
