@@ -30,7 +30,7 @@ from fieldfill.partition import (
     StationPartition,
     VariablePartition,
 )
-from fieldfill.partition.exposure import compare
+from fieldfill.partition.exposure import AuditSettings, Masks, compare
 from fieldfill.partition.independence import test_independence
 
 # Right for every mask model, since they take the structure from the masks themselves.
@@ -93,7 +93,7 @@ def chosen_partitions(seed: int) -> dict[str, Any]:
         kinds = mask_models(generator)
         name, model, right = kinds[number % len(kinds)]
         observed = model.sample(SHAPE, generator)
-        best, _ = compare(candidates(observed), observed, domain, generator, CELLS)
+        best, _ = compare(candidates(observed), Masks.of(observed, domain), generator, AuditSettings(cells=CELLS))
         right_count += best in right | SWAP
         choices[f"{name} -> {best}"] += 1
     metrics = {"right_share": right_count / DATASETS, "choices": dict(sorted(choices.items()))}

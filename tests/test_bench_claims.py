@@ -155,9 +155,9 @@ def test_seeds_are_averaged_and_their_spread_is_told() -> None:
 def test_stated_spreads_are_judged_in_units_of_the_truth_and_where_there_are_any() -> None:
     case = ("main", "navier-stokes-pixel80")
     found = made_up({(*case, method): 0.2 for method in ("telea", "oi", "fieldfill")})
-    told = {"telea": (None, 0.1), "oi": (0.88, 4.0), "fieldfill": (0.92, 3.0)}
+    given = {"telea": (None, 0.1), "oi": (0.88, 4.0), "fieldfill": (0.92, 3.0)}
     for row in found.rows:
-        share, crps = told[row["method"]]
+        share, crps = given[row["method"]]
         row["metrics"]["variables"] = {
             "u": {"coverage90": share, "crps": crps, "variance_missing": 4.0},
             "v": {"coverage90": share, "crps": 2 * crps, "variance_missing": 16.0},

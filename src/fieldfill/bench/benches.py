@@ -16,12 +16,8 @@ from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.sampling.contexts import Ensemble
 
-__all__ = ["BENCHES", "SIZES", "Bench", "Job", "jobs_of", "paper_value"]
+__all__ = ["BENCHES", "Bench", "Job", "jobs_of", "paper_value"]
 
-# Share of the observed cells in a context of the paper.
-KEEP = 0.7
-# Numbers of contexts K.
-ENSEMBLES = (1, 2, 3, 5, 10, 20, 50)
 WEIGHTS = ("none", "linear", "quadratic")
 # Context and query in per cent; a query below 100 is what the context leaves.
 RATIOS: dict[str, dict[str, Any]] = {
@@ -148,7 +144,7 @@ def _density(scale: Scale) -> list[Job]:
     jobs = []
     for name in NS:
         for test in map(CASES.__getitem__, NS):
-            share = CASES[name].observed * KEEP / test.observed
+            share = CASES[name].observed * PRESETS["paper"].keep[0] / test.observed
             if share <= 1:
                 ensemble = Ensemble(10, keep=share, design="random")
                 method = f"paper-on{round(100 * test.observed)}"
@@ -193,20 +189,12 @@ def _omega(scale: Scale) -> list[Job]:
 
 def _ensemble(scale: Scale) -> list[Job]:
     return [
-        Job("ensemble", case, f"paper-K{count}", "paper", ensemble=Ensemble(count, design="random"))
+        Job("ensemble", case, f"paper-K{count}", "paper", ensemble=Ensemble(int(count), design="random"))
         for case in NS
-        for count in ENSEMBLES
+        for count in published.ENSEMBLE[case]
     ]
 
 
-# Cells per side up to which the slower networks are measured on two cores.
-PATIENCE = 64
-# Frames and cells per side.
-SIZES: dict[str, list[tuple[int, int]]] = {
-    "smoke": [(2, 8), (2, 12)],
-    "cpu": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32)],
-    "paper": [(8, 32), (8, 64), (8, 128), (8, 256), (50, 32), (100, 64)],
-}
 LIGHT = ("refiner", "unet")
 # Networks on their own, and the light ones with the first estimate.
 SPEED: dict[str, tuple[str, ...]] = {
@@ -223,8 +211,8 @@ def _speed(scale: Scale) -> list[Job]:
         changes: tuple[tuple[str, Any], ...] = (*SHAPES[network], ("estimators", estimators))
         jobs += [
             Job("speed", f"{frames}x{size}x{size}", name, "fieldfill", changes, size=(frames, size))
-            for frames, size in SIZES[scale.name]
-            if network in LIGHT or scale.name != "cpu" or size <= PATIENCE
+            for frames, size in scale.sizes
+            if network in LIGHT or scale.heavy is None or size <= scale.heavy
         ]
     for case in ("advection-block8of9", "gaussian-cloud40"):
         jobs += [
@@ -287,9 +275,7 @@ def paper_value(job: Job) -> float | None:
         "ensemble": {
             case: {f"paper-K{k}": v for k, v in column.items()} for case, column in published.ENSEMBLE.items()
         },
-        "context": {
-            case: dict(zip(("paper-M", "paper-contexts"), values)) for case, values in published.CONTEXT.items()
-        },
+        "context": {case: {f"paper-{k}": v for k, v in column.items()} for case, column in published.CONTEXT.items()},
         "density": {
             case: {f"paper-on{share}": value for share, value in column.items() if value is not None}
             for case, column in published.DENSITY.items()

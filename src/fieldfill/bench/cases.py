@@ -34,8 +34,6 @@ ERA5_FILE = "FIELDFILL_ERA5"
 ERA5_PLACE = "../shared/data/era5-2mt-2019-03-uk.grib"
 # Hours of a window of ERA5.
 ERA5_HOURS = 3
-# Every so many days of the ERA5 file, one is kept for the test.
-TEST_EVERY = 8
 # The energy of a mode of the Gaussian fields falls as (4 + k²)^(-POWER).
 POWER = 1.5
 
@@ -108,6 +106,12 @@ class Scale:
         Samples per training step of the others for each data set.
     window
         Frames that a network sees at once; `fieldfill` sees all frames of a sample.
+    sizes
+        Frames and cells per side at which the networks are timed.
+    heavy
+        Cells per side up to which the slower networks are timed; None times them at all sizes.
+    solver_steps, realised
+        Steps of the differential equation in a multi-step fill, and test samples that are filled so; None fills all.
     """
 
     name: str
@@ -120,69 +124,88 @@ class Scale:
     steps: int
     batch: Mapping[str, int]
     window: int
+    sizes: tuple[tuple[int, int], ...]
+    solver_steps: int
+    heavy: int | None = None
+    realised: int | None = None
     validate_every: int = 50
 
 
 UNET = {"network": "unet", "base": 48, "levels": 3, "patch": 2}
 DATA = ("advection", "shallow-water", "navier-stokes", "gaussian", "era5")
 
-_SMOKE = Scale(
-    "smoke",
-    {
-        "advection": Advection(size=12, frames=4),
-        "shallow-water": ShallowWater(size=12, frames=4),
-        "navier-stokes": NavierStokes(size=12, frames=4, resolution=12, warmup=0.1),
-        "gaussian": GaussianField(size=12, frames=4, slope=POWER),
-    },
-    dict.fromkeys(DATA, (12, 3)),
-    crop=12,
-    network={"network": "unet", "base": 8, "levels": 2},
-    ours={"base": 8, "levels": 2, "solver_steps": 3},
-    minutes=None,
-    steps=3,
-    batch=dict.fromkeys(DATA, 4),
-    window=3,
-    validate_every=2,
-)
-_CPU = Scale(
-    "cpu",
-    {
-        "advection": Advection(),
-        "shallow-water": ShallowWater(),
-        # Twenty of the paper's hundred frames, computed on 128 cells a side in place of 160: all of them would cost
-        # five times as much to simulate, and the Gaussian estimator as much more for each training step.
-        "navier-stokes": NavierStokes(frames=20, resolution=128),
-        "gaussian": GaussianField(slope=POWER),
-    },
-    {"advection": (256, 32), "shallow-water": (256, 32), "navier-stokes": (192, 32), "gaussian": (512, 32)},
-    crop=None,
-    network=UNET,
-    ours={"solver_steps": 20},
-    minutes=6.0,
-    steps=100_000,
-    batch={"advection": 16, "shallow-water": 16, "navier-stokes": 8, "gaussian": 16, "era5": 16},
-    # Within minutes a network learns more from short windows, of which each sample has many, than from 256 samples.
-    window=8,
-)
-_PAPER = Scale(
-    "paper",
-    {
-        "advection": Advection(),
-        "shallow-water": ShallowWater(),
-        "navier-stokes": NavierStokes(),
-        "gaussian": GaussianField(slope=POWER),
-    },
-    {"advection": (5000, 1000), "shallow-water": (5000, 1000), "navier-stokes": (1024, 128), "gaussian": (5000, 1000)},
-    crop=None,
-    network={"network": "space-time-unet", "base": 32, "levels": 3},
-    ours={},
-    minutes=None,
-    steps=20_000,
-    batch=dict.fromkeys(DATA, 8),
-    window=100,
-    validate_every=500,
-)
-SCALES: dict[str, Scale] = {scale.name: scale for scale in (_SMOKE, _CPU, _PAPER)}
+_SCALES = [
+    Scale(
+        "smoke",
+        {
+            "advection": Advection(size=12, frames=4),
+            "shallow-water": ShallowWater(size=12, frames=4),
+            "navier-stokes": NavierStokes(size=12, frames=4, resolution=12, warmup=0.1),
+            "gaussian": GaussianField(size=12, frames=4, slope=POWER),
+        },
+        dict.fromkeys(DATA, (12, 3)),
+        crop=12,
+        network={"network": "unet", "base": 8, "levels": 2},
+        ours={"base": 8, "levels": 2, "solver_steps": 3},
+        minutes=None,
+        steps=3,
+        batch=dict.fromkeys(DATA, 4),
+        window=3,
+        sizes=((2, 8), (2, 12)),
+        solver_steps=3,
+        validate_every=2,
+    ),
+    Scale(
+        "cpu",
+        {
+            "advection": Advection(),
+            "shallow-water": ShallowWater(),
+            # Twenty of the paper's hundred frames, computed on 128 cells a side in place of 160: all of them would cost
+            # five times as much to simulate, and the Gaussian estimator as much more for each training step.
+            "navier-stokes": NavierStokes(frames=20, resolution=128),
+            "gaussian": GaussianField(slope=POWER),
+        },
+        {"advection": (256, 32), "shallow-water": (256, 32), "navier-stokes": (192, 32), "gaussian": (512, 32)},
+        crop=None,
+        network=UNET,
+        ours={"solver_steps": 20},
+        minutes=6.0,
+        steps=100_000,
+        batch={"advection": 16, "shallow-water": 16, "navier-stokes": 8, "gaussian": 16, "era5": 16},
+        # Within minutes a network learns more from short windows, of which each sample has many, than from 256 samples.
+        window=8,
+        sizes=((8, 32), (8, 64), (8, 128), (8, 256), (50, 32)),
+        solver_steps=50,
+        heavy=64,
+        realised=8,
+    ),
+    Scale(
+        "paper",
+        {
+            "advection": Advection(),
+            "shallow-water": ShallowWater(),
+            "navier-stokes": NavierStokes(),
+            "gaussian": GaussianField(slope=POWER),
+        },
+        {
+            "advection": (5000, 1000),
+            "shallow-water": (5000, 1000),
+            "navier-stokes": (1024, 128),
+            "gaussian": (5000, 1000),
+        },
+        crop=None,
+        network={"network": "space-time-unet", "base": 32, "levels": 3},
+        ours={},
+        minutes=None,
+        steps=20_000,
+        batch=dict.fromkeys(DATA, 8),
+        window=100,
+        sizes=((8, 32), (8, 64), (8, 128), (8, 256), (50, 32), (100, 64)),
+        solver_steps=200,
+        validate_every=500,
+    ),
+]
+SCALES: dict[str, Scale] = {scale.name: scale for scale in _SCALES}
 
 
 @dataclass(frozen=True)
@@ -251,12 +274,12 @@ def _simulated(
         write(scale.simulators[data], path, count, seed=("train", "test").index(split))
     ds = open_dataset(path).load()
     if ds.sizes["sample"] != count or simulator_of(ds) != scale.simulators[data]:
-        raise InputError(f"{path} holds other data than the scale '{scale.name}' asks for; remove it")
+        raise InputError(f"{path} holds other data than those of the scale '{scale.name}'; remove it")
     return ds
 
 
-def _era5(case: Case, scale: Scale) -> tuple[xr.Dataset, xr.Dataset]:
-    """The month itself (twice) for a record, else windows of three hours: whole days apart for the test."""
+def _era5(case: Case, scale: Scale, every: int = 8) -> tuple[xr.Dataset, xr.Dataset]:
+    """The month itself (twice) for a record, else windows of three hours; one day in ``every`` is for the test."""
     path = os.environ.get(ERA5_FILE, ERA5_PLACE)
     if not path or not Path(path).exists():
         raise Unavailable(f"no ERA5 file: set {ERA5_FILE} to a file of hourly 2 m temperature (t2m)")
@@ -274,5 +297,5 @@ def _era5(case: Case, scale: Scale) -> tuple[xr.Dataset, xr.Dataset]:
     samples = xr.Dataset({"t2m": (("sample", "time", rows, columns), values, month.t2m.attrs)}, coords=coords)
     samples.time.attrs = {"axis": "T", "long_name": "hour of the window"}
     day = np.arange(windows) * ERA5_HOURS // 24
-    test = day % TEST_EVERY == TEST_EVERY // 2
+    test = day % every == every // 2
     return samples.isel(sample=~test), samples.isel(sample=test)

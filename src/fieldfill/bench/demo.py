@@ -30,10 +30,9 @@ from fieldfill.simulate.gaussian_field import GaussianField
 
 __all__ = ["DemoData", "make_data", "run", "table"]
 
-MEAN, VARIANCE = 14.0, 4.0  # degrees Celsius, and their square
-WINDOW = 8
+# Mean of the field in degrees Celsius.
+MEAN = 14.0
 TITLE, GAPPY = "fieldfill demonstration", "gappy.nc"  # by which a folder of an earlier run is recognised
-STEPS = 200  # the field is Gaussian: the first estimate is close to the best there is
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def make_data(frames: int = 360, size: tuple[int, int] = (32, 40), seed: int = 0
     field = GaussianField(
         size=size,
         frames=frames,
-        variance=VARIANCE,
+        variance=4.0,
         velocity=(0.25, 0.7),
         memory=0.96,
         noise=0.05,
@@ -111,23 +110,27 @@ def _dataset(x: np.ndarray, sea: np.ndarray) -> xr.Dataset:
 
 def run(
     output: Path,
-    steps: int | None = None,
+    steps: int = 200,
     frames: int = 360,
     seed: int = 0,
     overwrite: bool = False,
     report: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] = lambda text: None,
+    window: int = 8,
 ) -> dict[str, Any]:
-    """Makes the data, checks, fits, fills, scores them against other methods and the optimum, writes the report."""
+    """Makes the data, checks, fits, fills, scores them against other methods and the optimum, writes the report.
+
+    Few training ``steps`` are enough: the field is Gaussian, and the first estimate close to the best there is.
+    """
     _make_folder(output, overwrite)
     begun = time.monotonic()
     data = make_data(frames, seed=seed)
     save_dataset(data.gappy, output / GAPPY, overwrite)
     save_dataset(data.truth, output / "truth.nc", overwrite)
     say(f"data: {frames} days, {_hidden(data):.0%} of the sea hidden by clouds ({output / GAPPY})")
-    audit = check(data.gappy, window=WINDOW, seed=seed)
+    audit = check(data.gappy, window=window, seed=seed)
     say(str(audit))
-    filler = Filler(window=WINDOW, seed=seed, steps=STEPS if steps is None else steps).fit(data.gappy, report=report)
+    filler = Filler(window=window, seed=seed, steps=steps).fit(data.gappy, report=report)
     filler.save(output / "model.ff", overwrite)
     say(f"model: {output / 'model.ff'}, fills with {filler.model_.ensemble}")
     filled = filler.fill(data.gappy, budget=True)
@@ -138,7 +141,7 @@ def run(
         "inpainting": BestInpainting(),
         "eof": EOF(tolerance=3e-4, max_rank=25),
         "fieldfill": filled,
-        "optimum": GaussianOptimum(field=data.field, mean=MEAN, window=WINDOW, uncertainty=False),
+        "optimum": GaussianOptimum(field=data.field, mean=MEAN, window=window, uncertainty=False),
     }
     scores = {}
     for name, method in others.items():
@@ -160,7 +163,7 @@ def run(
     )
     page = write_report(story, output / "report.html", overwrite)
     picture(story, output / "demo.png")
-    return {"scores": scores, "report": str(page), "seconds": seconds, "seed": seed, "window": WINDOW}
+    return {"scores": scores, "report": str(page), "seconds": seconds, "seed": seed, "window": window}
 
 
 def _make_folder(output: Path, overwrite: bool) -> None:

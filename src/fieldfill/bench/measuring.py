@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from fieldfill.api import physical_scores
+from fieldfill.data.ancillary import FILLED
 from fieldfill.data.record import open_record
 from fieldfill.execution.environment import versions
 from fieldfill.metrics import score, score_by_distance
@@ -101,7 +102,7 @@ def _number(value: xr.DataArray) -> float | None:
 
 
 def _variance(filled: xr.Dataset, truth: xr.Dataset, name: str) -> float:
-    missing = np.isin(filled[f"{name}_flag"].values, (1, 2))
+    missing = np.isin(filled[f"{name}_flag"].values, FILLED)
     return float(truth[name].transpose(*filled[name].dims).values[missing].astype(float).var())
 
 

@@ -53,7 +53,7 @@ class Classical:
 
 def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classical:
     """A classical method for a case."""
-    # Simulated fields have the same mean everywhere, which a few samples of a cell would know less well.
+    # Simulated fields have the same mean everywhere, which a few samples of a cell would estimate less well.
     own_mean = case.data == "era5"
     special: dict[str, Callable[[], Classical]] = {
         "climatology": lambda: Classical(baselines.Climatology(domain=domain, per_cell=own_mean)),

@@ -10,12 +10,7 @@ from fieldfill.data.record import open_record
 from fieldfill.sampling.members import Sampling, draw_members
 from fieldfill.sampling.solvers import Solver
 
-__all__ = ["SAMPLES", "STEPS", "realise"]
-
-# Steps of the differential equation by scale.
-STEPS = {"smoke": 3, "cpu": 50, "paper": 200}
-# Test samples that are filled, by scale; None fills all.
-SAMPLES = {"smoke": None, "cpu": 8, "paper": None}
+__all__ = ["realise"]
 
 
 def realise(filler: Filler, gappy: xr.Dataset, weighting: str, steps: int, seed: int) -> xr.Dataset:

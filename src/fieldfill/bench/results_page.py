@@ -13,12 +13,13 @@ __all__ = ["RESULTS", "ratios", "results_page"]
 # Methods that state a standard deviation.
 WITH_SPREAD = ("eof", "oi", "missdiff", "ambientdiff", "paper", "fieldfill")
 
-HEAD = """# Results
+BEGINNING = """# Results
 
-Made by `fieldfill bench page` from the rows in `benchmarks/results`; the rules and what the names mean are on the page
+Made by `fieldfill bench page`"""
+HEAD = f"""{BEGINNING} from the rows in `benchmarks/results`; the rules and what the names mean are on the page
 [Benchmark](benchmarks.md), the methods on [Baselines](baselines.md).
 """
-RESULTS = FileKind("a page of 'fieldfill bench page'", (HEAD[:45].encode(),))
+RESULTS = FileKind("a page of 'fieldfill bench page'", (BEGINNING.encode(),))
 
 
 def results_page(found: Summary) -> str:

@@ -19,7 +19,7 @@ from fieldfill.bench.benches import BENCHES, Job, jobs_of, paper_value
 from fieldfill.bench.cases import CASES, Data, Scale, Unavailable, load
 from fieldfill.bench.measuring import Clock, clocked, learning, metrics, provenance
 from fieldfill.bench.methods import LEARNT, classical, ensemble_of, learnt
-from fieldfill.bench.multistep import SAMPLES, STEPS, realise
+from fieldfill.bench.multistep import realise
 from fieldfill.bench.published import best_classical
 from fieldfill.config import Settings
 from fieldfill.errors import InputError
@@ -126,7 +126,7 @@ class Runner:
         data = self.data(job.case, seed)
         test = data if job.test is None else self.data(job.test.name, seed)
         if job.omega is not None:
-            test = test.judged_by(SAMPLES[self.scale.name])
+            test = test.judged_by(self.scale.realised)
         sizes = {
             "train": data.train.sizes.get("sample", 1),
             "test": test.truth.sizes.get("sample", 1),
@@ -143,7 +143,7 @@ class Runner:
             if job.omega is None:
                 filled = filler.fill(test.test)
             else:
-                filled = realise(filler, test.test, job.omega, STEPS[self.scale.name], seed)
+                filled = realise(filler, test.test, job.omega, self.scale.solver_steps, seed)
         return {
             "metrics": metrics(filled, test.truth),
             "sizes": sizes | {"window": config.window},

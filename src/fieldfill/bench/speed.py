@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from fieldfill.estimators.gaussian.field import LearntField
 
 __all__ = ["measure", "slope"]
 
-# Seconds after which no further repetition is made.
-LONG = 20.0
 
+def measure(config: Settings, cells: int, batch: int, repeats: int = 3, longest: float = 20.0) -> dict[str, Any]:
+    """Samples per second of training and of filling, the median over repetitions after one to warm up.
 
-def measure(config: Settings, cells: int, batch: int, repeats: int = 3) -> dict[str, Any]:
-    """Samples per second of training and of filling, the median over repetitions after one to warm up."""
+    No further repetition is made after ``longest`` seconds.
+    """
     assert config.window is not None
     generator = Generator().manual_seed(0)
     try:
@@ -52,7 +53,7 @@ def measure(config: Settings, cells: int, batch: int, repeats: int = 3) -> dict[
     def fill() -> None:
         denoiser(t, x, context, maps)
 
-    step, forward = _seconds(train, repeats), _seconds(fill, repeats)
+    step, forward = (_seconds(work, repeats, longest) for work in (train, fill))
     return {
         "train_seconds_per_sample": step / batch,
         "fill_seconds_per_sample": forward / batch,
@@ -72,13 +73,13 @@ def _red(field: LearntField) -> Tensor:
     return factor
 
 
-def _seconds(work: Any, repeats: int) -> float:
+def _seconds(work: Callable[[], None], repeats: int, longest: float) -> float:
     times: list[float] = []
     for _ in range(repeats + 1):
         begun = time.perf_counter()
         work()
         times.append(time.perf_counter() - begun)
-        if sum(times) > LONG:
+        if sum(times) > longest:
             break
     return statistics.median(times[1:] or times)
 
