@@ -29,7 +29,7 @@ from fieldfill.uncertainty.budget import Budget, budget_table
 from fieldfill.uncertainty.calibration import CLIMATOLOGY, Calibration, HeldCells
 from fieldfill.uncertainty.held_cells import calibrate, choose_ensemble, clear_scene, held_cells, missing_places
 from fieldfill.uncertainty.local_scale import surroundings
-from fieldfill.uncertainty.weights import CAP, FAR, effective_count, matching_weights, places_in_gaps
+from fieldfill.uncertainty.weights import FAR, WeightSettings, effective_count, matching_weights, places_in_gaps
 
 SIZE, FRAMES, SAMPLES, RECORDS = 14, 3, 200, 3
 FIELD = GaussianField(size=SIZE, frames=FRAMES, noise=0.03, wavelength=10.0)
@@ -40,16 +40,16 @@ NO_MAPS = torch.zeros(SAMPLES, 0, SIZE, SIZE)
 
 
 class Oracle:
-    """The exact conditional expectation in the place of a network; its variance is off by a factor, or not told."""
+    """The exact conditional expectation in the place of a network; its variance is off by a factor, or not stated."""
 
     def __init__(self, factor: float | None) -> None:
         self.factor, self.schedule = factor, VPSchedule()
 
     def predict(self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor) -> tuple[Tensor, Tensor | None]:
-        told = self.factor is not None
-        found = [FIELD.posterior(x[0].double(), seen[0], variance=told) for x, seen in zip(x_t, context)]
+        stated = self.factor is not None
+        found = [FIELD.posterior(x[0].double(), seen[0], variance=stated) for x, seen in zip(x_t, context)]
         mean, variance = (torch.stack(parts)[:, None].float() for parts in zip(*found))
-        return mean, self.factor * variance if told else None
+        return mean, self.factor * variance if stated else None
 
 
 class UnsureWhereSparse(Oracle):
@@ -149,15 +149,15 @@ def test_a_model_without_a_variance_is_covered_too_and_clear_scenes_promise_too_
 
 
 def test_the_account_of_the_held_out_cells_foretells_the_coverage_of_the_missing_ones() -> None:
-    told = calibrated("cloud", 0.1).summary
-    curve = dict(zip(told["levels"], told["calibrated"]))
-    raw = dict(zip(told["levels"], told["uncalibrated"]))
-    assert 0.88 < curve[0.9] < 0.93 and raw[0.9] < 0.6 and told["tails"] == pytest.approx(1, abs=0.15)
+    summary = calibrated("cloud", 0.1).summary
+    curve = dict(zip(summary["levels"], summary["calibrated"]))
+    raw = dict(zip(summary["levels"], summary["uncalibrated"]))
+    assert 0.88 < curve[0.9] < 0.93 and raw[0.9] < 0.6 and summary["tails"] == pytest.approx(1, abs=0.15)
     for level in (0.5, 0.8, 0.95):
         assert covered(calibrated("cloud", 0.1), "cloud", 0.1, level) == pytest.approx(curve[level], abs=0.05)
-    assert told["squared_score"] == pytest.approx(1, abs=0.2)
-    assert told["effective_windows"] <= len(held_crops("cloud").held.places)
-    assert told["effective_cells"] <= told["cells"] and 0 <= told["missing_beyond_reach"] < 0.2
+    assert summary["squared_score"] == pytest.approx(1, abs=0.2)
+    assert summary["effective_windows"] <= len(held_crops("cloud").held.places)
+    assert summary["effective_cells"] <= summary["cells"] and 0 <= summary["missing_beyond_reach"] < 0.2
 
 
 def test_units_change_the_std_and_nothing_else() -> None:
@@ -195,8 +195,8 @@ def test_a_larger_raw_std_never_gives_a_smaller_one() -> None:
 def test_a_calibration_comes_back_from_its_arrays_as_it_was(factor: float | None) -> None:
     fitted = calibrated("cloud", factor)
     again = Calibration.of(fitted.arrays(), dict(fitted.summary))
-    told = answers("cloud", factor)[1:4]
-    assert np.array_equal(fitted(*told), again(*told)) and again.summary == fitted.summary
+    cells = answers("cloud", factor)[1:4]
+    assert np.array_equal(fitted(*cells), again(*cells)) and again.summary == fitted.summary
 
 
 def test_few_windows_are_raised_until_windows_that_took_no_part_are_covered() -> None:
@@ -299,7 +299,7 @@ def test_weights_are_bounded_and_have_mean_one(seed: int) -> None:
     held = rng.gamma(rng.uniform(0.5, 4), size=500), rng.random(500), np.ones(500)
     wanted = rng.gamma(rng.uniform(0.5, 4), size=800), rng.random(800) ** 2, 1 + rng.random(800)
     weights = matching_weights(held, wanted)
-    assert weights.mean() == pytest.approx(1) and (weights >= 0).all() and weights.max() <= 1.5 * CAP
+    assert weights.mean() == pytest.approx(1) and (weights >= 0).all() and weights.max() <= 1.5 * WeightSettings().cap
     assert 0 < effective_count(weights) <= 500
 
 

@@ -1,4 +1,4 @@
-"""What surrounds a cell tells how sure its value is, if anything does."""
+"""The correction of a standard deviation by what surrounds a cell, where that is informative."""
 
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ from fieldfill.metrics import crps_gaussian
 from fieldfill.uncertainty.calibration import Calibration, HeldCells
 
 
-def mixed(seed: int, windows: int, told: bool) -> tuple[HeldCells, np.ndarray]:
-    """Cells of windows of unequal scales, which their surroundings tell or not, and the scales."""
+def mixed(seed: int, windows: int, shown: bool) -> tuple[HeldCells, np.ndarray]:
+    """Cells of windows of unequal scales, which their surroundings show or not, and the scales."""
     rng = np.random.default_rng(seed)
     window = np.arange(windows).repeat(200)
     scale = np.exp(0.6 * rng.normal(size=windows))[window]
     around = rng.normal(size=(windows, 4))[window]
-    if told:
+    if shown:
         around[:, 1] = np.log(scale) + 0.1 * rng.normal(size=len(window))
     ones = np.ones(len(window))
     error = scale * rng.normal(size=len(window))
@@ -24,8 +24,8 @@ def mixed(seed: int, windows: int, told: bool) -> tuple[HeldCells, np.ndarray]:
 
 
 def test_windows_of_unequal_scales_are_told_apart_by_what_surrounds_their_cells() -> None:
-    held, _ = mixed(0, 24, told=True)
-    new, scale = mixed(1, 200, told=True)
+    held, _ = mixed(0, 24, shown=True)
+    new, scale = mixed(1, 200, shown=True)
     plain, fitted = Calibration.fit(replace(held, around=None), 1), Calibration.fit(held, 1)
     shape = (1, len(new), 1, 1)
     given = [part.reshape(*shape, *part.shape[1:]) for part in (new.raw, new.distance, new.around)]
@@ -43,15 +43,15 @@ def test_windows_of_unequal_scales_are_told_apart_by_what_surrounds_their_cells(
 
 def test_surroundings_that_tell_nothing_change_nothing() -> None:
     """Each window has its own, at random: some of 16 windows always agree with some of their scales by chance."""
-    fitted = [Calibration.fit(mixed(seed, 16, told=False)[0], 1).local for seed in range(2, 8)]
+    fitted = [Calibration.fit(mixed(seed, 16, shown=False)[0], 1).local for seed in range(2, 8)]
     assert sum(local is not None and not local.slopes.any() for local in fitted) >= 5
-    held, _ = mixed(2, 16, told=True)
+    held, _ = mixed(2, 16, shown=True)
     constant = Calibration.fit(replace(held, around=np.zeros((len(held), 4))), 1).local
     assert constant is not None and not constant.slopes.any()
 
 
 def test_a_correction_fitted_to_fewer_surroundings_still_works() -> None:
-    held, _ = mixed(0, 24, told=True)
+    held, _ = mixed(0, 24, shown=True)
     assert held.raw is not None and held.around is not None
     local = Calibration.fit(held, 1).local
     assert local is not None and local.slopes.any()

@@ -15,7 +15,7 @@ from conftest import gappy_dataset
 from fieldfill.errors import InputError
 from fieldfill.metrics import reliability
 from fieldfill.uncertainty.calibration import Calibration, HeldCells
-from fieldfill.uncertainty.quantiles import LEVELS, NORMAL, SHRINK, Tails, weighted_quantile
+from fieldfill.uncertainty.quantiles import LEVELS, NORMAL, Tails, weighted_quantile
 
 WINDOWS, CELLS = 40, 2000
 
@@ -85,7 +85,7 @@ def test_variables_have_their_own_tails_as_far_as_their_windows_go() -> None:
     found = Tails.fit(scores, ones, variable, window, 3)
     common = weighted_quantile(scores, ones, LEVELS)
     own = weighted_quantile(scores[variable == 1], ones[variable == 1], LEVELS)
-    shared = np.exp((2 * np.log(own) + SHRINK * np.log(common)) / (2 + SHRINK))
+    shared = np.exp((2 * np.log(own) + 10 * np.log(common)) / (2 + 10))
     np.testing.assert_allclose(found.quantiles[1:], [shared, common])
     np.testing.assert_allclose(found.quantiles[0], NORMAL, rtol=0.1)
 
@@ -122,7 +122,7 @@ def test_quantiles_of_a_fill_surround_its_values_and_are_what_is_scored(filler, 
         np.testing.assert_allclose(high - middle, steps * filled[f"{name}_std"].values[gaps], rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(high - middle, middle - low, rtol=1e-3, atol=1e-5)
         assert np.isnan(ends.values[:, filled[f"{name}_flag"].values == 3]).all()
-    # A truth just inside the upper quantile is covered, whatever the standard deviation says; one just above is not.
+    # A truth just inside the upper quantile is covered, whatever the standard deviation is; one just above is not.
     for factor, share in ((0.99, 1.0), (1.01, 0.0)):
         truth = filled[["a", "b"]].copy()
         for name in "ab":

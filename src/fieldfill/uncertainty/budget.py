@@ -1,16 +1,16 @@
 r"""Where the error of a fill comes from: the terms of Theorem 2 of the paper, cell by cell.
 
 The mean over K contexts differs from the truth by what contexts leave out, by their chance, and by what no context
-could have told. With E_k = E[x | ctx_k] and V_k = Var[x | ctx_k], means over contexts k, and M all observations,
+reveals. With E_k = E[x | ctx_k] and V_k = Var[x | ctx_k], means over contexts k, and M all observations,
 
 .. math::
     \underbrace{\mathrm{std}^2}_{calibrated} = \underbrace{\mathrm{Var}_k(E_k) / K}_{contexts}
     + \underbrace{\overline{V_k} - V_M - \mathrm{Var}_k(E_k)}_{information} + rest
 
 The middle term is the squared difference between the mean of the E_k and E_M: the identity
-mean (E_k - E_M)² = mean V_k - V_M, less the part that averaging removes. A model that learns no variance is asked for
-that difference itself. The rest is the variance given all observations, the network's bias, and the error of
-calibration.
+mean (E_k - E_M)² = mean V_k - V_M, less the part that averaging removes. For a model that learns no variance
+that difference itself is computed. The rest is the variance given all observations, the network's bias, and the error
+of calibration.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ surrounds the cell (`fieldfill.uncertainty.local_scale`). It is stated as
 .. math:: \mathrm{std} = f(d)\, s, \qquad f = (q_{0.9} / 1.645)^{0.64}\, (q_{0.5} / 0.674)^{0.36}
 
 with the weighted quantiles q of ``|error| / s`` of the held-out cells near d, each counted as often as cells like it
-are missing (`fieldfill.uncertainty.weights`). If errors over s are normal, both quantiles say the same, and 90 % of the
+are missing (`fieldfill.uncertainty.weights`). If errors over s are normal, both quantiles agree, and 90 % of the
 truth lies within 1.645 std and 50 % within 0.674 std. If they have heavier tails no factor does both; the exponents
 share the miss in proportion to what is tolerated, 3 points at 90 % and 5 at 50 %, and f keeps at least 88 %. The law of
 ``|error| / std`` is kept beside it (`fieldfill.uncertainty.quantiles`) and gives quantiles that are right at every
@@ -31,16 +31,19 @@ from fieldfill.uncertainty.weights import FAR, effective_count
 
 __all__ = ["Calibration", "DistanceSpread", "HeldCells"]
 
-MIN_CELLS = 50  # a mean over fewer held-out cells is not trusted
-CLIMATOLOGY = 1.0  # unitless fields have variance 1
-LEAST = 1e-4  # no cell is known better than this share of the climatological std
-FOLDS, KNOTS = 8, 6
+# Held-out cells below which a mean over them is not trusted.
+MIN_CELLS = 50
+# Standard deviation of the climatology: unitless fields have variance 1.
+CLIMATOLOGY = 1.0
+# Smallest standard deviation, as a share of that of the climatology.
+LEAST = 1e-4
 # Levels that are to be covered and the exponents of their quantiles. A factor changes the coverage of a normal law by
 # 2 z φ(z) a unit of its logarithm, .34 and .43; the exponents are the squares of that over the tolerated 3 and 5
 # points.
-OUTER, INNER = (0.9, 0.64), (0.5, 0.36)
-KEPT = 0.88  # that the interval of 90 % holds at least
-LOCAL = "local."  # begins the names of the local correction's arrays
+OUTER = (0.9, 0.64)
+INNER = (0.5, 0.36)
+# Begins the names of the local correction's arrays.
+LOCAL = "local."
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class Calibration:
     def _corrected(
         self, raw: np.ndarray | None, distance: np.ndarray, around: np.ndarray | None, variable: int
     ) -> np.ndarray:
-        """The raw standard deviation, with what the surroundings say."""
+        """The raw standard deviation, corrected by the surroundings."""
         if self.spread is not None:
             raw = self.spread.at(distance, variable)
         assert raw is not None, "the calibration of a learnt spread needs it"
@@ -207,7 +210,7 @@ class Calibration:
     def _plain(cls, cells: HeldCells, variables: int, by_distance: bool, ridge: float | None = None) -> "Calibration":
         """Factors without regard to the noise of few crops; ``ridge`` None chooses that of the local correction."""
         spread = DistanceSpread.fit(cells, variables, 12 if by_distance else 1) if cells.raw is None else None
-        knots = KNOTS if by_distance else 1
+        knots = 6 if by_distance else 1  # distances at which factors may differ
         reach = float(np.quantile(cells.distance, 0.995)) if by_distance else FAR
         weight = np.maximum(cells.weight, 1e-9)
         place, centres = _bins(cells.distance, weight, int(np.clip(len(cells) // MIN_CELLS, 1, knots)))
@@ -285,10 +288,13 @@ def _summary(cells: HeldCells, scores: np.ndarray, raws: np.ndarray, fitted: Cal
     }
 
 
-def _factor(ratio: np.ndarray, weight: np.ndarray) -> float:
-    """What makes intervals of |error| / std as right as possible at both levels."""
+def _factor(ratio: np.ndarray, weight: np.ndarray, kept: float = 0.88) -> float:
+    """The factor with which intervals of |error| / std are as right as possible at both levels.
+
+    The interval of 90 % holds at least the share ``kept``.
+    """
     shared = sum(exponent * np.log(_over_normal(ratio, weight, level)) for level, exponent in (OUTER, INNER))
-    return float(max(np.exp(shared), weighted_quantile(ratio, weight, KEPT) / ndtri((1 + OUTER[0]) / 2)))
+    return float(max(np.exp(shared), weighted_quantile(ratio, weight, kept) / ndtri((1 + OUTER[0]) / 2)))
 
 
 def _over_normal(ratio: np.ndarray, weight: np.ndarray, level: float) -> float:
@@ -305,10 +311,10 @@ def _drawn(ratio: np.ndarray, cells: HeldCells, chosen: np.ndarray, towards: flo
     return float(drawn_towards(towards, own, windows))
 
 
-def _folds(window: np.ndarray) -> np.ndarray:
-    """Number (n,) of the fold of each cell; a crop lies in one fold."""
+def _folds(window: np.ndarray, count: int = 8) -> np.ndarray:
+    """Number (n,) of the fold of each cell, out of ``count``; a crop lies in one fold."""
     names, number = np.unique(window, return_inverse=True)
-    return number % min(FOLDS, len(names))
+    return number % min(count, len(names))
 
 
 def _bins(values: np.ndarray, weights: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -23,22 +23,20 @@ from fieldfill.uncertainty.weights import matching_weights, places_in_gaps
 
 __all__ = ["affordable", "calibrate", "choose_ensemble", "clear_scene", "held_cells", "missing_places"]
 
-BATCH = 8  # crops estimated at a time
-CHOICE_CELLS = 2**22  # cells of crops, over contexts and ways to fill, that a choice may cost
-MIN_CHOSEN = 6  # crops it is made on, unless they cost more than
-DEAR_CELLS = 2**26  # cells
-SURVEYED = 64  # crops in which the missing cells are looked at
-MAX_PLACES = 200_000  # missing cells that describe them all
-CONTEXT_GAIN = 0.02  # share of the error that contexts must remove: they cost ten passes and not one
-CLEAR_SHARE = 0.05  # of the observed cells, hidden one by one
+# Crops that are estimated at a time.
+BATCH = 8
+# Crops in which the missing cells are looked at.
+SURVEYED = 64
+# Share of the error that contexts must remove to be used: they cost ten passes instead of one.
+CONTEXT_GAIN = 0.02
 
 Places = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def missing_places(crops: Crops, generator: Generator) -> Places:
+def missing_places(crops: Crops, generator: Generator, most: int = 200_000) -> Places:
     """Distance, sparsity and prior weight (n,) of missing cells of the record, with all observations in place.
 
-    The prior is the share of the cell's frame in what is filled, where crops overlap.
+    The prior is the share of the cell's frame in what is filled, where crops overlap. At most ``most`` cells are taken.
     """
     shares = crops.tiling.shares()
     parts = []
@@ -48,8 +46,8 @@ def missing_places(crops: Crops, generator: Generator) -> Places:
         distance, sparsity = places_in_gaps(observed, crops.periodic)
         parts.append((distance[missing], sparsity[missing], np.broadcast_to(shares, missing.shape)[missing]))
     distance, sparsity, prior = (np.concatenate(columns) for columns in zip(*parts))
-    if len(distance) > MAX_PLACES:
-        kept = torch.randperm(len(distance), generator=generator)[:MAX_PLACES].numpy()
+    if len(distance) > most:
+        kept = torch.randperm(len(distance), generator=generator)[:most].numpy()
         distance, sparsity, prior = distance[kept], sparsity[kept], prior[kept]
     return distance, sparsity, prior
 
@@ -149,9 +147,12 @@ def _gain(cells: HeldCells, others: HeldCells) -> HeldOutError:
     return HeldOutError.of(np.bincount(crop, less).tolist(), np.bincount(crop, others.weight).tolist())
 
 
-def affordable(cells: int) -> int:
-    """How many crops a choice is made on if each costs so many cells."""
-    return max(2, min(MIN_CHOSEN, DEAR_CELLS // cells), CHOICE_CELLS // cells)
+def affordable(cells: int, usual: int = 2**22, most: int = 2**26, fewest: int = 6) -> int:
+    """How many crops a choice is made on if each costs so many cells, over contexts and ways to fill.
+
+    ``usual`` is what a choice costs. It may cost up to ``most`` cells if it would rest on fewer than ``fewest`` crops.
+    """
+    return max(2, min(fewest, most // cells), usual // cells)
 
 
 def _coverage(crops: Crops, generator: Generator) -> float:
@@ -166,7 +167,7 @@ def _coverage(crops: Crops, generator: Generator) -> float:
 def calibrate(
     denoiser: Denoiser, partition: Partition, crops: Crops, ensemble: Ensemble, generator: Generator
 ) -> Calibration:
-    """The calibration of a fill with ``ensemble``; its summary also says how well held-out cells can stand in."""
+    """The calibration of a fill with ``ensemble``; its summary includes how well held-out cells can stand in."""
     missing = missing_places(crops, generator)
     cells = held_cells(denoiser, partition, crops, ensemble, generator, missing)
     fitted = Calibration.fit(cells, crops.record.shape[1])
@@ -176,17 +177,22 @@ def calibrate(
 
 
 def clear_scene(
-    denoiser: Denoiser, partition: Partition, crops: Crops, ensemble: Ensemble, generator: Generator
+    denoiser: Denoiser,
+    partition: Partition,
+    crops: Crops,
+    ensemble: Ensemble,
+    generator: Generator,
+    share: float = 0.05,
 ) -> Calibration:
-    """For comparison only: one factor from single cells hidden at random among the observations, all counted alike.
+    """For comparison only: one factor from a ``share`` of the observed cells, hidden one by one and all counted alike.
 
-    Such cells have close neighbours, whose errors say little about the middle of a gap.
+    Such cells have close neighbours, and their errors are much smaller than those in the middle of a gap.
     """
     parts = []
     for number, place in enumerate(crops.held.places):
         batch, withheld = crops.held_out([place])
         observed = batch.observed | withheld
-        held = observed & (torch.rand(observed.shape, generator=generator) < CLEAR_SHARE)
+        held = observed & (torch.rand(observed.shape, generator=generator) < share)
         if held.any():
             clear = replace(batch, observed=observed & ~held)
             parts.append(_estimated(denoiser, partition, clear, held, ensemble, crops, generator, number))

@@ -1,7 +1,7 @@
-r"""What surrounds a cell tells how large its error is: a correction of the standard deviation learnt on held-out cells.
+r"""Correction of the standard deviation of a cell by what surrounds it, learnt on held-out cells.
 
 Some crops are easier than others, and so are some parts of a crop: a calm flow, the rear of a front, a cell with
-many observations around it. A network with little training does not say so, but the field that it fills in does. With
+many observations around it. A network with little training does not show this; the field that it fills in does. With
 the root mean square r_t and r_s of its differences between neighbouring frames and cells, averaged around a cell, its
 own root mean square a over the crop, the share g of cells around that are missing, the share o of the whole crop
 that is observed, and the raw standard deviation s,
@@ -15,13 +15,13 @@ The slopes b minimise the loss of a Laplace law, which outliers do not govern,
 
 over errors e of held-out cells with weights w, beside a constant and a parabola in the logarithm of the distance to an
 observation, which is calibrated afterwards. Crops that take no part choose λ. If none of the values beats b = 0 on
-them by more than its standard error, nothing is corrected: then s says it all.
+them by more than its standard error, nothing is corrected, and s stays as it is.
 
 Without o the held-out cells would mislead: they lie in crops that were made sparser than they are, and those of their
 cells that look like ordinary ones, because many observations happen to be near, have another ratio of error to s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +29,33 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-__all__ = ["LocalScale", "surroundings"]
+__all__ = ["LocalScale", "LocalSettings", "surroundings"]
 
-AROUND = (3, 5, 5)  # frames, rows and columns that surround a cell
-SMOOTHEST = 1e-6  # a share of the climatological std; stands for no difference at all
-SMALLEST_SHARE = 1e-4  # of a crop; stands for no observation at all
-RIDGES = (0.003, 0.03, 0.3)  # λ that are tried
-MAX_CELLS = 20_000  # held-out cells that the slopes are fitted to
-ENDS = (0.01, 0.99)  # quantiles of the held-out cells beyond which nothing is extrapolated
+# Frames, rows and columns that surround a cell.
+AROUND = (3, 5, 5)
+# Share of the climatological standard deviation that stands for no difference at all.
+SMOOTHEST = 1e-6
+# Share of a crop that stands for no observation at all.
+SMALLEST_SHARE = 1e-4
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How the local correction is fitted.
+
+    Attributes
+    ----------
+    ridges
+        λ that are tried.
+    most_cells
+        held-out cells that the slopes are fitted to, at most.
+    ends
+        quantiles of the held-out cells beyond which nothing is extrapolated.
+    """
+
+    ridges: tuple[float, ...] = (0.003, 0.03, 0.3)
+    most_cells: int = 20_000
+    ends: tuple[float, float] = (0.01, 0.99)
 
 
 def surroundings(x: Tensor, observed: Tensor, domain: Tensor) -> np.ndarray:
@@ -92,7 +111,7 @@ class LocalScale:
     slopes
         (P,) b.
     ridge
-        λ that was chosen; infinite if the correction does not pay.
+        λ that was chosen; infinite if nothing is corrected.
     """
 
     centre: np.ndarray
@@ -102,7 +121,7 @@ class LocalScale:
     ridge: float
 
     def __call__(self, raw: np.ndarray, around: np.ndarray) -> np.ndarray:
-        """s' from s (...) and its `surroundings` (..., 5), of which a correction of an older model knows four."""
+        """s' from s (...) and its `surroundings` (..., 5)."""
         if not self.slopes.any():
             return raw
         change = np.zeros(raw.shape)
@@ -125,15 +144,17 @@ class LocalScale:
         weight: np.ndarray,
         fold: np.ndarray,
         ridge: float | None = None,
+        settings: LocalSettings | None = None,
     ) -> "LocalScale":
         """From held-out cells (n,); those of one ``fold`` stand aside together when the ``ridge`` is to be chosen."""
-        if len(error) > MAX_CELLS:
-            some = np.linspace(0, len(error) - 1, MAX_CELLS).astype(int)
+        settings = settings or LocalSettings()
+        if len(error) > settings.most_cells:
+            some = np.linspace(0, len(error) - 1, settings.most_cells).astype(int)
             error, raw, distance, around, weight, fold = (
                 part[some] for part in (error, raw, distance, around, weight, fold)
             )
         predictors = np.column_stack([np.log(raw), around])
-        ends = np.quantile(predictors, ENDS, axis=0)
+        ends = np.quantile(predictors, settings.ends, axis=0)
         predictors = np.clip(predictors, *ends)
         width = predictors.std(axis=0)
         found = cls(predictors.mean(axis=0), np.where(width > 1e-6, width, 1.0), ends, np.zeros(len(width)), np.inf)
@@ -149,7 +170,7 @@ class LocalScale:
         # s' must not fall as s grows.
         least = -found.width[0]
         if ridge is None:
-            ridge = problem.best_ridge(fold, least)
+            ridge = problem.best_ridge(settings.ridges, fold, least)
         slopes = problem.solve(np.ones(len(error), bool), ridge, least)[aside.shape[1] :]
         return cls(found.centre, found.width, ends, slopes, ridge)
 
@@ -192,11 +213,11 @@ class _Slopes:
         bounds = [(None, None)] * fixed + [first] + [slope] * (free - 1)
         return np.asarray(minimize(loss, np.zeros(fixed + free), jac=True, method="L-BFGS-B", bounds=bounds).x)
 
-    def best_ridge(self, fold: np.ndarray, least: float) -> float:
-        """The λ whose coefficients fare best on folds that took no part; infinite unless it pays beyond chance."""
+    def best_ridge(self, ridges: Sequence[float], fold: np.ndarray, least: float) -> float:
+        """The λ that does best on folds that took no part; infinite unless the gain exceeds its standard error."""
         if len(np.unique(fold)) < 2:
             return np.inf
-        losses = {ridge: self.left_out(fold, ridge, least) for ridge in (*RIDGES, np.inf)}
+        losses = {ridge: self.left_out(fold, ridge, least) for ridge in (*ridges, np.inf)}
         best = min(losses, key=lambda ridge: losses[ridge].sum())
         gain = losses[np.inf] - losses[best]
         return best if gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)) else np.inf

@@ -1,7 +1,7 @@
 """Quantiles of what is missing, where errors have other tails than a normal law.
 
-One standard deviation cannot say both where half of the truth lies and where nine tenths of it do, unless errors are
-normal. So the law of ``|error|`` / std is kept: its quantiles on held-out cells, for each variable.
+One standard deviation cannot describe where half of the truth lies and where nine tenths of it do, unless errors
+are normal. So the law of ``|error|`` / std is kept: its quantiles on held-out cells, for each variable.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from fieldfill.uncertainty.weights import effective_count
 
 __all__ = ["LEVELS", "Tails", "drawn_towards", "weighted_quantile"]
 
+# Probabilities of the central intervals at which the law of the errors is kept.
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# Half widths of these intervals under a normal law, in standard deviations.
 NORMAL = ndtri((1 + np.array(LEVELS)) / 2)
-SHRINK = 10.0  # so many crops that what is common is worth
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,14 @@ class Tails:
         return cls(np.stack(rows))
 
 
-def drawn_towards(common: np.ndarray | float, own: np.ndarray | float, windows: float) -> np.ndarray:
-    """Positive numbers found in so many crops, drawn towards common ones the more the fewer these are."""
-    return np.exp((windows * np.log(own) + SHRINK * np.log(common)) / (windows + SHRINK))
+def drawn_towards(
+    common: np.ndarray | float, own: np.ndarray | float, windows: float, worth: float = 10.0
+) -> np.ndarray:
+    """Positive numbers found in so many crops, drawn towards common ones the more the fewer these are.
+
+    The common ones count as much as ``worth`` crops.
+    """
+    return np.exp((windows * np.log(own) + worth * np.log(common)) / (windows + worth))
 
 
 def weighted_quantile(values: np.ndarray, weight: np.ndarray, levels: float | tuple[float, ...]) -> np.ndarray:

@@ -7,21 +7,42 @@ large gap, about 1 - p among single pixels observed with probability p). A held-
 .. math:: w(d, g) = \frac{p_{missing}(d, g)}{p_{held}(d, g)}
 
 with both densities taken over bins: equal shares of the missing cells by d, and within each by g. A bin that hardly
-any held-out cell reaches is merged with its neighbours, and no weight exceeds ``CAP`` times the mean.
+any held-out cell reaches is merged with its neighbours, and no weight exceeds 20 times the mean.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from fieldfill.metrics import distance_to_observation
 
-__all__ = ["FAR", "effective_count", "matching_weights", "places_in_gaps"]
+__all__ = ["FAR", "WeightSettings", "effective_count", "matching_weights", "places_in_gaps"]
 
-FAR = 1e3  # a cell whose whole crop is unobserved is infinitely far away
-CAP = 20.0
-AROUND = (1.0, 1.5, 1.5)  # frames, rows and columns over which the sparsity is averaged (Gaussian)
-DISTANCE_BINS, SPARSITY_BINS = 8, 5
-MIN_CELLS = 30  # a bin with fewer held-out cells says nothing
+# Distance in cells of a cell whose whole crop is unobserved: as good as infinite.
+FAR = 1e3
+# Frames, rows and columns over which the sparsity is averaged (Gaussian).
+AROUND = (1.0, 1.5, 1.5)
+
+
+@dataclass(frozen=True)
+class WeightSettings:
+    """How held-out cells are weighted.
+
+    Attributes
+    ----------
+    cap
+        largest weight over the mean.
+    distance_bins, sparsity_bins
+        number of bins by distance, and by sparsity within each.
+    least_cells
+        held-out cells that a bin needs to count.
+    """
+
+    cap: float = 20.0
+    distance_bins: int = 8
+    sparsity_bins: int = 5
+    least_cells: int = 30
 
 
 def places_in_gaps(observed: np.ndarray, periodic: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
@@ -36,33 +57,43 @@ def places_in_gaps(observed: np.ndarray, periodic: tuple[bool, bool]) -> tuple[n
 
 
 def matching_weights(
-    held: tuple[np.ndarray, np.ndarray, np.ndarray], missing: tuple[np.ndarray, np.ndarray, np.ndarray]
+    held: tuple[np.ndarray, np.ndarray, np.ndarray],
+    missing: tuple[np.ndarray, np.ndarray, np.ndarray],
+    settings: WeightSettings | None = None,
 ) -> np.ndarray:
     """Weights (n,) of mean 1 of the held-out cells; both arguments are distance, sparsity and prior weight of cells."""
+    settings = settings or WeightSettings()
     distance, sparsity, prior = held
     if len(missing[0]) == 0:
         return prior / prior.mean()
-    edges = _edges(missing[0], missing[2], DISTANCE_BINS)
+    edges = _edges(missing[0], missing[2], settings.distance_bins)
     here, there = np.digitize(distance, edges), np.digitize(missing[0], edges)
     wanted = np.bincount(there, missing[2], len(edges) + 1)
-    wanted = _handed_over(wanted / wanted.sum(), np.bincount(here, minlength=len(edges) + 1) >= MIN_CELLS)
+    able = np.bincount(here, minlength=len(edges) + 1) >= settings.least_cells
+    wanted = _handed_over(wanted / wanted.sum(), able)
     weights = np.zeros(len(distance))
     for i, share in enumerate(wanted):
         mine, theirs = here == i, there == i
         if share > 0:
-            within = _by_sparsity(sparsity[mine], prior[mine], missing[1][theirs], missing[2][theirs])
+            within = _by_sparsity(sparsity[mine], prior[mine], missing[1][theirs], missing[2][theirs], settings)
             weights[mine] = share * within / within.sum()
-    return _capped(weights if weights.any() else prior)
+    return _capped(weights if weights.any() else prior, settings.cap)
 
 
-def _by_sparsity(sparsity: np.ndarray, prior: np.ndarray, missing: np.ndarray, missing_prior: np.ndarray) -> np.ndarray:
+def _by_sparsity(
+    sparsity: np.ndarray,
+    prior: np.ndarray,
+    missing: np.ndarray,
+    missing_prior: np.ndarray,
+    settings: WeightSettings,
+) -> np.ndarray:
     """Weights (n,) of the held-out cells at about one distance, spread over sparsity as wanted."""
     if len(missing) == 0:
         return prior
-    edges = _edges(missing, missing_prior, SPARSITY_BINS)
+    edges = _edges(missing, missing_prior, settings.sparsity_bins)
     here, there = np.digitize(sparsity, edges), np.digitize(missing, edges)
     wanted = np.bincount(there, missing_prior, len(edges) + 1)
-    wanted = _handed_over(wanted, np.bincount(here, minlength=len(edges) + 1) >= MIN_CELLS)
+    wanted = _handed_over(wanted, np.bincount(here, minlength=len(edges) + 1) >= settings.least_cells)
     present = np.bincount(here, prior, len(edges) + 1)
     ratio = np.divide(wanted, present, out=np.zeros_like(wanted), where=present > 0)
     weights = prior * ratio[here]
@@ -89,15 +120,15 @@ def _handed_over(shares: np.ndarray, able: np.ndarray) -> np.ndarray:
     return out
 
 
-def _capped(weights: np.ndarray) -> np.ndarray:
+def _capped(weights: np.ndarray, cap: float) -> np.ndarray:
     weights = weights / weights.mean()
     for _ in range(5):  # cutting lowers the mean, so that a few rounds are needed
-        weights = np.minimum(weights, CAP)
+        weights = np.minimum(weights, cap)
         weights = weights / weights.mean()
     return weights
 
 
 def effective_count(weights: np.ndarray, groups: np.ndarray | None = None) -> float:
-    """(sum w)² / sum w²: how many cells, or ``groups`` of cells, of equal weight would tell as much."""
+    """(sum w)² / sum w²: how many cells, or ``groups`` of cells, of equal weight are as much evidence."""
     summed = weights if groups is None else np.bincount(groups, weights)
     return float(summed.sum() ** 2 / (summed**2).sum()) if summed.any() else 0.0
