@@ -99,6 +99,6 @@ def test_on_the_command_line(tmp_path) -> None:
     assert (ff.open_dataset(filled).chl.values[:, :, 1:] > 0).all()
     run_fieldfill("report", filled, "--model", model, "-o", tmp_path / "report.html")
     ff.save_dataset(chlorophyll() - 0.3, tmp_path / "negative.nc")
-    told = run_fieldfill("fit", tmp_path / "negative.nc", "-o", tmp_path / "bad.ff", "--log", "chl", check=2).stderr
-    assert "'chl' has values without a logarithm" in told and told.count("\n") == 1
+    message = run_fieldfill("fit", tmp_path / "negative.nc", "-o", tmp_path / "bad.ff", "--log", "chl", check=2).stderr
+    assert "'chl' has values without a logarithm" in message and message.count("\n") == 1
     assert not (tmp_path / "bad.ff").exists()

@@ -13,7 +13,7 @@ from conftest import crops_of, gappy_dataset, seeded
 from fieldfill.config import Settings
 from fieldfill.data import crops as module
 from fieldfill.data.crops import LEAST_DOMAIN, Batch, Crops, HoldOut, Place
-from fieldfill.data.holdout import LEAST_CELLS, LEAST_HELD, WANTED, hold_out
+from fieldfill.data.holdout import HoldOutSettings, hold_out
 from fieldfill.data.prefetch import Ahead
 from fieldfill.data.record import Record, open_record
 from fieldfill.data.transforms import Normaliser
@@ -22,6 +22,7 @@ from fieldfill.uncertainty.held_cells import missing_places
 from fieldfill.workflow.opening import crop_shape
 
 FRAMES, ROWS, COLUMNS = 12, 9, 12
+HELD = HoldOutSettings()
 
 
 def record_of(periodic: bool = True, frames: int = FRAMES) -> Record:
@@ -382,10 +383,10 @@ def pixels(frames: int, length: int) -> Crops:
 def test_enough_crops_and_cells_are_held_out_to_calibrate_with() -> None:
     crops = pixels(2, 2)
     held = hold_out(crops, 0.1, seeded())
-    assert len(held.places) == WANTED > 0.1 * 200
+    assert len(held.places) == HELD.wanted > 0.1 * 200
     for place, mask in zip(held.places, held.masks):
         seen = int(crops.at(place)[1].sum())
-        assert mask.sum() >= min(LEAST_CELLS, seen // 5) > LEAST_HELD * seen
+        assert mask.sum() >= min(HELD.least_cells, seen // 5) > HELD.least_held * seen
 
 
 def test_missing_cells_count_by_their_share_in_the_fill() -> None:

@@ -129,7 +129,7 @@ def test_periodic_axes_have_no_edge(periodic) -> None:
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("t", [1e-3, 0.1, 0.5, 1.0])
 def test_each_prediction_means_the_same_field(prediction, t) -> None:
-    """Field → what the network should say → field; and saying just that costs nothing."""
+    """Field → target of the network → field; and the loss of that target is 0."""
     x, noise, mask, _ = draws(1, 2, 3, 4, 5)
     context, time = mask > 0, torch.tensor([t])
     denoiser = saying(x, prediction)

@@ -1,4 +1,4 @@
-"""Units of a network: what it sees and says is of order one at every noise level."""
+"""Units of a network: its inputs and outputs are of order one at every noise level."""
 
 import pytest
 import torch
@@ -82,4 +82,4 @@ def test_units_are_those_of_the_data_without_a_first_estimate_or_for_noise() -> 
     for settings in (Settings(estimators=()), Settings(estimators=("climatology",)), Settings(prediction="noise")):
         denoiser = build_denoiser(settings, (8, 8, 8), 1, (False, False), seed=0)
         assert denoiser.scales is None
-    assert VPSchedule().log_snr(VPSchedule().times(8, "snr")).diff().min() > 0  # levels rise, as Scales asks for
+    assert VPSchedule().log_snr(VPSchedule().times(8, "snr")).diff().min() > 0  # levels rise, as Scales requires

@@ -27,7 +27,7 @@ def test_training_lowers_the_error_on_held_out_cells() -> None:
     training.run()
     after = validate(training.denoiser, training.crops, 0).error
     assert after < 0.7 * before
-    # The error of the best is told with gains that do not know the window they are used in.
+    # The error of the best is measured with gains that were fitted without the window they are used in.
     assert after <= training.best["error"] == pytest.approx(after, rel=0.03)
     assert training.least == min(entry["validation"] for entry in training.history) >= training.best["error"] / 1.005
 

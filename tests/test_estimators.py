@@ -23,7 +23,7 @@ from fieldfill.simulate.gaussian_field import GaussianField
 FRAMES, GRID, PERIODIC = 5, (9, 12), (False, True)
 SHAPE = (2, FRAMES, *GRID)
 MAPS = draw(2, *GRID, seed=7)
-SMALL = Shape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), steps=24)
+SMALL = Shape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), settings=Settings())
 CORRECTIONS = [name for name, make in ESTIMATORS.items() if isinstance(make(SMALL), Correction)]
 
 
@@ -50,7 +50,7 @@ def record() -> Crops:
 
 @cache
 def lessons(name: str, state: int = 0) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-    """What a chain learns, and what it tells of that, while the global random state is ``state``."""
+    """What a chain learns, and its notes on that, while the global random state is ``state``."""
     chain = build(CHAINS[name])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(state)
@@ -146,8 +146,8 @@ def test_windows_of_a_batch_do_not_influence_each_other(name) -> None:
 
 @all_chains
 def test_learning_follows_the_seed_and_leaves_the_global_state_alone(name) -> None:
-    (first, told), (second, same) = lessons(name), lessons(name, state=5)
-    assert first.keys() == second.keys() and told == same
+    (first, found), (second, same) = lessons(name), lessons(name, state=5)
+    assert first.keys() == second.keys() and found == same
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 

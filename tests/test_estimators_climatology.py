@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 from conftest import crops_of, gappy_record, seeded
 from fieldfill.data.crops import Crops
 from fieldfill.data.transforms import Normaliser
-from fieldfill.estimators.climatology import learn_normaliser, least_missed
+from fieldfill.estimators.climatology import ClimatologySettings, learn_normaliser, least_missed
 
 FRAMES, SIDE = 120, 16
 
@@ -88,12 +88,12 @@ def test_maps_that_interpolate_badly_give_way_to_better_ones(wrong: str) -> None
     noisy = Normaliser(mean + std * np.random.default_rng(1).standard_normal(mean.shape), std)
     flat = Normaliser(own.mean[:, None, None], own.std[:, None, None])
     bad = noisy if wrong == "noise in the mean" else flat
-    assert least_missed(crops, [bad, good, flat], seeded()) is good
-    assert least_missed(crops, [good, bad, flat], seeded()) is good
+    assert least_missed(crops, [bad, good, flat], seeded(), ClimatologySettings()) is good
+    assert least_missed(crops, [good, bad, flat], seeded(), ClimatologySettings()) is good
     assert crops.normaliser is own
 
 
 def test_maps_that_interpolate_hardly_better_do_not_win() -> None:
     crops, mean, std = land_and_sea()
     slightly = Normaliser(mean + 0.03 * np.random.default_rng(1).standard_normal(mean.shape), std)
-    assert least_missed(crops, [slightly, Normaliser(mean, std)], seeded()) is slightly
+    assert least_missed(crops, [slightly, Normaliser(mean, std)], seeded(), ClimatologySettings()) is slightly

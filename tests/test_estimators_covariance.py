@@ -1,6 +1,7 @@
 """Learning a covariance from gaps: the estimate, its drift, the rounds of completion, and what large crops cost."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,14 +13,10 @@ from fieldfill.data.crops import Crops
 from fieldfill.estimators.base import Lesson
 from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.gaussian import field as field_module
-from fieldfill.estimators.gaussian import learning
 from fieldfill.estimators.gaussian.deflation import Deflation, StrongModes
 from fieldfill.estimators.gaussian.estimator import Gaussian
 from fieldfill.estimators.gaussian.field import LearntField
-from fieldfill.estimators.gaussian.learning import (
-    CovarianceSearch,
-    complete_crops,
-)
+from fieldfill.estimators.gaussian.learning import CovarianceSearch, GaussianSettings, complete_crops
 from fieldfill.estimators.gaussian.pairs import drift_of, factorise, separations, tapered
 from fieldfill.masks import CloudMask
 from fieldfill.simulate.gaussian_field import GaussianField
@@ -37,9 +34,9 @@ def cloudy(count: int, law: GaussianField = LAW) -> tuple[Crops, torch.Tensor, t
     return crops_of(ds, law.frames, 0.2, unit=True), truth.float(), observed
 
 
-def learnt(field: LearntField, crops: Crops) -> dict[str, float]:
+def learnt(field: LearntField, crops: Crops, settings: GaussianSettings | None = None) -> dict[str, float]:
     """What is found of a field by itself."""
-    return Chain([Gaussian(field)]).learn(lesson_of(crops))["gaussian"]
+    return Chain([Gaussian(field, settings)]).learn(lesson_of(crops))["gaussian"]
 
 
 @pytest.mark.parametrize("velocity", [(-0.5, 1.0), (0.0, 0.0), (1.3, -2.0)], ids=str)
@@ -60,7 +57,7 @@ def test_a_taper_keeps_the_way_of_a_moving_pattern_and_damps_what_is_far_from_it
         assert torch.allclose(faded, torch.full((12, 12), math.exp(-(lag**2) / 8)))
 
 
-def test_waves_with_a_frequency_of_their_own_in_every_sample_need_a_memory(monkeypatch) -> None:
+def test_waves_with_a_frequency_of_their_own_in_every_sample_need_a_memory() -> None:
     """The lines in the spectrum of a few samples are not those of the next; without damping they are taken for law."""
     generator = seeded()
     frequency, phase = (math.pi * torch.rand(24, 6, 1, 1, 1, generator=generator) for _ in range(2))
@@ -72,11 +69,11 @@ def test_waves_with_a_frequency_of_their_own_in_every_sample_need_a_memory(monke
     coords = {name: (name, np.arange(float(n)), {"periodic": 1}) for name, n in (("y", 10), ("x", 12))}
     gappy = values.masked_fill(hidden, torch.nan).numpy()
     crops = crops_of(xr.Dataset({"z": (("sample", "time", "y", "x"), gappy)}, coords), 24, unit=True)
-    monkeypatch.setattr(learning, "ROUNDS", 1)
-    errors = []
-    for parts in (learning.MEMORY_PARTS, ()):
-        monkeypatch.setattr(learning, "MEMORY_PARTS", parts)
-        errors.append(learnt(LearntField(1, 24, (10, 12), (True, True)), crops)["validation"])
+    once = GaussianSettings(rounds=1)
+    errors = [
+        learnt(LearntField(1, 24, (10, 12), (True, True)), crops, settings)["validation"]
+        for settings in (once, replace(once, memory_parts=()))
+    ]
     assert errors[0] < 0.8 * errors[1] and errors[0] < 0.5, errors
 
 
@@ -129,7 +126,7 @@ def test_a_law_forgets_only_if_that_pays(monkeypatch) -> None:
     field = LearntField(1, 5, (16, 18), (True, True))
     search = CovarianceSearch(field, lesson_of(cloudy(4)[0]), Chain([Gaussian(field)]))
     kept = []
-    for memory, least in ((math.inf, 0.0), *2 * [(2.0, learning.LEAST_MEMORY_GAIN)]):
+    for memory, least in ((math.inf, 0.0), *2 * [(2.0, GaussianSettings().least_memory_gain)]):
         search.attempt(covariance_table(LAW), math.inf, NONE, 0.01, memory, least)
         kept.append((search.memory, search.best["validation"]))
     assert kept == [(math.inf, 1.0), (math.inf, 1.0), (2.0, 0.9)]
@@ -230,6 +227,5 @@ def test_no_more_is_read_than_needed(monkeypatch) -> None:
         return original(self, place, length)
 
     monkeypatch.setattr(Crops, "visible", visible)
-    monkeypatch.setattr("fieldfill.estimators.gaussian.pairs.MAX_VALUES", 12 * 16 * 18)
-    separations(crops, (16, 18), seeded())
+    separations(crops, (16, 18), seeded(), most_values=12 * 16 * 18)
     assert 0 < sum(read) <= 12

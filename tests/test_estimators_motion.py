@@ -12,12 +12,13 @@ from conftest import crops_of, given_of, lesson_of, seeded
 from fieldfill.config import Settings, build_denoiser
 from fieldfill.data.crops import Crops
 from fieldfill.estimators.chain import Chain
-from fieldfill.estimators.motion import TRUST, Motion, carry, contrast, turned_gradient
+from fieldfill.estimators.motion import Motion, MotionSettings, carry, contrast, turned_gradient
 from fieldfill.estimators.pull_push import PullPush
 from fieldfill.masks import BlockMask
 from fieldfill.partition import BlockPartition
 from fieldfill.simulate import Advection
 
+SMOOTHED = MotionSettings().smoothed
 BOTH = (True, True)
 
 
@@ -71,8 +72,8 @@ def test_a_gap_is_filled_by_what_comes_out_of_it_and_goes_into_it() -> None:
     context = torch.ones_like(x, dtype=torch.bool)
     context[..., 8:14, 8:14] = False
     d = motion_of(torch.where(context, x, 0), context, 1.0)
-    values, trust = carry(torch.where(context, x, 0), context, d, BOTH)
-    reached = ~context & (trust > TRUST**16)
+    values, trust = carry(torch.where(context, x, 0), context, d, BOTH, MotionSettings())
+    reached = ~context & (trust > MotionSettings().trust ** 16)
     assert reached.float().sum() > 0.5 * (~context).float().sum()
     assert (values - x)[reached].square().mean() < 0.15 * x.square().mean()
     assert (trust[context] == 1).all() and (trust[:, :, 0][~context[:, :, 0]] == 0).all()
@@ -175,7 +176,7 @@ def test_vortices_tell_the_law_of_their_flow() -> None:
     assert found["motion"]["stream"] == 1 and motion.weights.any()
     complete = x[:4] / float(crops.record.std[0])
     down, right, change, _ = contrast(complete, torch.ones_like(complete, dtype=torch.bool), BOTH)
-    d = turned_gradient(0.5 * (complete[:, :, 1:] + complete[:, :, :-1]), motion.turn, BOTH)[:, None]
+    d = turned_gradient(0.5 * (complete[:, :, 1:] + complete[:, :, :-1]), motion.turn, SMOOTHED, BOTH)[:, None]
     left = change + d[:, :, :, 0] * down + d[:, :, :, 1] * right
     assert left.square().mean() < 0.4 * change.square().mean()
 
@@ -183,8 +184,8 @@ def test_vortices_tell_the_law_of_their_flow() -> None:
 def test_a_turned_gradient_runs_along_the_lines_of_the_field() -> None:
     x = waves((0.0, 0.0), frames=2)
     turn = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
-    d = turned_gradient(x, turn, BOTH)
-    smooth = turned_gradient(x, 0 * turn, BOTH)
+    d = turned_gradient(x, turn, SMOOTHED, BOTH)
+    smooth = turned_gradient(x, 0 * turn, SMOOTHED, BOTH)
     assert not smooth.any() and d.shape == (1, 2, 2, 24, 24)
     ahead = (d[..., 0, :, :].roll(-1, -2) - d[..., 0, :, :].roll(1, -2)) + (
         d[..., 1, :, :].roll(-1, -1) - d[..., 1, :, :].roll(1, -1)

@@ -1,4 +1,4 @@
-"""What the neighbourhood says: filters, slopes along maps, weights that pay or are left out."""
+"""Correction by the neighbourhood: filters, slopes along maps, weights that help or are left out."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fieldfill.config import static_features
 from fieldfill.data.transforms import Normaliser
 from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.motion import Motion
-from fieldfill.estimators.neighbourhood import MOST_MAPS, Neighbourhood, blurred
+from fieldfill.estimators.neighbourhood import Neighbourhood, NeighbourhoodSettings, blurred
 from fieldfill.estimators.pull_push import PullPush
 
 PERIODIC = [(False, False), (True, False), (True, True)]
@@ -23,14 +23,14 @@ def test_smoothing_keeps_constants_and_lowers_variance(shape, cells, periodic) -
     assert blurred(draw(*shape), cells, periodic).var() < 0.5 * draw(*shape).var()
 
 
-@pytest.mark.parametrize("maps", [0, 2, MOST_MAPS + 3])
+@pytest.mark.parametrize("maps", [0, 2, 9])
 @pytest.mark.parametrize("variables", [1, 3])
 def test_every_part_has_a_weight(maps, variables) -> None:
     local = Neighbourhood(variables, maps, (False, True))
     x, static = draw(2, variables, 3, 9, 12), draw(maps, 9, 12)
     given = given_of(x, x > 0, maps=static)
     parts = list(local.parts(given, x))
-    assert len(parts) == local.weights.shape[1] == 3 + 9 * min(maps, MOST_MAPS)
+    assert len(parts) == local.weights.shape[1] == 3 + 9 * min(maps, NeighbourhoodSettings().most_maps)
     assert all(part.shape == x.shape and torch.isfinite(part).all() for part in parts)
     assert torch.equal(local.correct(given, x).estimate, x)
     local.weights[:, 0] = 1

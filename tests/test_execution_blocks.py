@@ -1,4 +1,4 @@
-"""Several processes fill like one, and a process that dies is told in one line."""
+"""Several processes fill like one, and a process that dies leaves one line."""
 
 import os
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ def test_several_processes_fill_like_one(filler: ff.Filler, tmp_path: Path, stor
     if stored:
         ff.save_dataset(ds, tmp_path / "gappy.nc")
         ds = ff.open_dataset(tmp_path / "gappy.nc")
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     alone = filler.fill(ds, budget=True)
-    shared = filler.fill(ds, budget=True, workers=2, report=lambda done, total: told.append((done, total)))
+    shared = filler.fill(ds, budget=True, workers=2, report=lambda done, total: reports.append((done, total)))
     for name in alone.data_vars:
         np.testing.assert_allclose(shared[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=str(name))
-    assert len(told) > 1 and told[-1][0] == told[-1][1]
+    assert len(reports) > 1 and reports[-1][0] == reports[-1][1]
 
 
 class Dying(CropEstimates):
@@ -74,16 +74,16 @@ def test_the_crops_of_a_field_are_joined_to_all_its_frames_in_order(shape, wraps
         )
         return mean, spread, mean[:, None] * parts[:, None, None, None, None]
 
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     next_frame = dict.fromkeys(range(3), 0)
-    for sample, frames, mean, spread, shares in filled_frames(cut, crops, lambda *n: told.append(n)):
+    for sample, frames, mean, spread, shares in filled_frames(cut, crops, lambda *n: reports.append(n)):
         assert frames.start == next_frame[sample] < frames.stop
         assert all(next_frame[before] == 20 for before in range(sample))
         next_frame[sample] = frames.stop
         for found, true in zip((mean, spread), field):
             np.testing.assert_allclose(found, true[sample, :, frames], atol=1e-12)
         np.testing.assert_allclose(shares, np.broadcast_to(parts.reshape(3, 1, 1, 1, 1), shares.shape), atol=1e-12)
-    assert set(next_frame.values()) == {20} and told[-1][0] == told[-1][1] == 3 * len(places_of(crops))
+    assert set(next_frame.values()) == {20} and reports[-1][0] == reports[-1][1] == 3 * len(places_of(crops))
 
 
 def places_of(crops: Crops) -> list[tuple[int, int, int]]:

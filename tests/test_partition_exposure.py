@@ -21,7 +21,7 @@ from fieldfill.partition import (
     StationPartition,
 )
 from fieldfill.partition.exposure import Masks, NoClosedForm, audit, compare, exact_exposure
-from fieldfill.partition.exposure.estimate import estimate
+from fieldfill.partition.exposure.estimate import AuditSettings, estimate
 
 TINY = 1e-12
 Law = tuple[Tensor, Tensor]
@@ -155,7 +155,7 @@ def test_mask_swap_on_blocks_equals_the_block_partition() -> None:
 def test_the_estimated_exposure_is_right_within_its_stated_error(model, partition, expected: float) -> None:
     observed = model.sample((150, 1, 4, 12, 12), seeded())
     domain = torch.ones((1, 12, 12), dtype=torch.bool)
-    cases = estimate(partition, Masks.of(observed, domain), seeded(1), cells=30_000)
+    cases = estimate(partition, Masks.of(observed, domain), seeded(1), AuditSettings(cells=30_000))
     standard = cases.exposure.std() / len(cases.window.unique()) ** 0.5
     assert cases.exposure.mean().item() == pytest.approx(expected, abs=0.025 + 2 * float(standard) + cases.gap)
 
@@ -167,7 +167,10 @@ def test_the_audit_is_exact_when_few_masks_repeat_and_estimated_otherwise() -> N
     assert exact.method == "exact" and exact.verdict == "ok" and exact.unlearnable_share == 0
     assert exact.mean == pytest.approx(0.5, abs=0.06)
     many = CloudMask(0.5, scale=2).sample((40, 1, 2, 9, 9), seeded())
-    assert audit(MaskSwap(many), Masks.of(many, domain), seeded(), cells=5_000).method == "estimated"
+    assert (
+        audit(MaskSwap(many), Masks.of(many, domain), seeded(), settings=AuditSettings(cells=5_000)).method
+        == "estimated"
+    )
 
 
 def test_cells_that_no_window_observes_are_named_and_land_is_not() -> None:
@@ -176,7 +179,7 @@ def test_cells_that_no_window_observes_are_named_and_land_is_not() -> None:
     domain[:, :, :3] = False
     observed &= domain[:, None]
     observed[..., 5:7, 5:7] = False
-    report = audit(PixelPartition(), Masks.of(observed, domain), seeded(), cells=20_000)
+    report = audit(PixelPartition(), Masks.of(observed, domain), seeded(), settings=AuditSettings(cells=20_000))
     hole = torch.zeros_like(domain)
     hole[:, 5:7, 5:7] = True
     assert report.never_observed.equal(hole) and not (report.unsupported & ~hole).any()
@@ -205,7 +208,7 @@ def test_the_comparison_recommends_a_partition_with_the_structure_of_the_masks(m
         "single": MaskSwap(observed, keep=None),
     }
     masks = Masks.of(observed, torch.ones((1, 18, 18), dtype=torch.bool))
-    best, audits = compare(candidates, masks, seeded(1), cells=25_000)
+    best, audits = compare(candidates, masks, seeded(1), AuditSettings(cells=25_000))
     assert best in right, {n: a.unlearnable_share for n, a in audits.items()}
     if not isinstance(model, PixelMask):
         assert audits["pixel"].verdict == "unlearnable"
@@ -215,7 +218,10 @@ def test_one_seed_gives_one_audit() -> None:
     observed = CloudMask(0.5, scale=2).sample((20, 1, 2, 10, 10), seeded())
     domain = torch.ones((1, 10, 10), dtype=torch.bool)
     state = torch.get_rng_state()
-    first, again = (audit(MaskSwap(observed), Masks.of(observed, domain), seeded(4), cells=5_000) for _ in range(2))
+    first, again = (
+        audit(MaskSwap(observed), Masks.of(observed, domain), seeded(4), settings=AuditSettings(cells=5_000))
+        for _ in range(2)
+    )
     assert first.mean == again.mean and torch.equal(first.unsupported, again.unsupported)
     assert torch.equal(state, torch.get_rng_state())
 

@@ -114,7 +114,7 @@ def sections(page: Path) -> set[str]:
 
 
 def own_text(page: Path) -> str:
-    """The page without plotly's script, which names addresses that it never asks for."""
+    """The page without plotly's script, which names addresses that it never requests."""
     from plotly.offline import get_plotlyjs
 
     return page.read_text().replace(get_plotlyjs(), "")
@@ -238,8 +238,8 @@ def test_the_reliability_diagram_holds_the_calibration_and_the_truth(tmp_path: P
     curves = {trace["name"]: trace for trace in figures["reliability-curves"]["data"]}
     assert curves["held-out cells, calibrated"]["y"] == [52, 90, 97]
     assert curves["held-out cells, uncalibrated"]["y"] == [30, 61, 80]
-    told = reliability(story.filled, story.truth, ACCOUNT["levels"]).values[0]
-    assert curves["truth"]["x"] == [50, 90, 99] and curves["truth"]["y"] == pytest.approx(100 * told)
+    shares = reliability(story.filled, story.truth, ACCOUNT["levels"]).values[0]
+    assert curves["truth"]["x"] == [50, 90, 99] and curves["truth"]["y"] == pytest.approx(100 * shares)
     assert (
         "1,234 observed cells" in text
         and "600 cells of 8 windows" in text

@@ -38,7 +38,7 @@ def browser() -> Iterator[Browser]:
 
 
 def hostile(source: str) -> str:
-    """A text that runs, links or draws if it is taken for more than a text; ``source`` tells where it came from."""
+    """A text that runs, links or draws if it is taken for more than a text; ``source`` names its origin."""
     note = f"window.hits=(window.hits||'')+' {source}'"
     return (
         f"""<img src=x onerror="{note}"><svg onload="{note}"></svg><a href="https://evil.example/{source}">{source}</a>"""

@@ -224,7 +224,7 @@ def test_conditional_draws_continue_what_is_known() -> None:
 
 
 class Counting(Denoiser):
-    """A denoiser that says what the noise has left, and counts what it is asked."""
+    """A denoiser that returns what the noise has left, and counts its calls."""
 
     rows = 0
 

@@ -1,4 +1,4 @@
-"""Gaussian fields: what is simulated is what the covariance says, and the optimum is the optimum."""
+"""Gaussian fields: what is simulated has the covariance, and the optimum is the optimum."""
 
 import pytest
 import torch

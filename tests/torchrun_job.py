@@ -1,4 +1,4 @@
-"""What the processes of a run under torchrun execute: a training that tells where it arrived, or the command line.
+"""What the processes of a run under torchrun execute: a training that writes where it arrived, or the command line.
 
 Run as a script: ``torchrun_job.py work FOLDER STEP`` or ``torchrun_job.py cli SECONDS ARGUMENT...``.
 """
@@ -71,8 +71,8 @@ def work(folder: Path, begin: int) -> None:
     if begin:
         training.load(folder / f"{begin}.pt")
     training.run(follow(training, losses, SETTINGS.steps, folder), folder / "checkpoint.pt")
-    told = {"losses": losses, "history": training.history, "gradient": gradient(training)}
-    (folder / f"from{begin}_rank{training.team.rank}.json").write_text(json.dumps(told))
+    state = {"losses": losses, "history": training.history, "gradient": gradient(training)}
+    (folder / f"from{begin}_rank{training.team.rank}.json").write_text(json.dumps(state))
 
 
 def run_cli(slow: float) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torch import Tensor, nn
 
 from fieldfill.data.finite import standardised
+from fieldfill.data.holdout import HoldOutSettings
 from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.denoiser import PREDICTIONS, Denoiser
 from fieldfill.diffusion.networks.fno import FNO
@@ -28,13 +29,15 @@ from fieldfill.diffusion.schedule import VPSchedule
 from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.estimators.base import Estimator
-from fieldfill.estimators.chain import Chain
-from fieldfill.estimators.climatology import Climatology
-from fieldfill.estimators.drift import Drift
+from fieldfill.estimators.chain import Chain, ChainSettings
+from fieldfill.estimators.climatology import Climatology, ClimatologySettings
+from fieldfill.estimators.drift import Drift, DriftSettings
 from fieldfill.estimators.gaussian.estimator import Gaussian
 from fieldfill.estimators.gaussian.field import LearntField
-from fieldfill.estimators.motion import Motion
-from fieldfill.estimators.neighbourhood import Neighbourhood
+from fieldfill.estimators.gaussian.learning import GaussianSettings
+from fieldfill.estimators.motion import Motion, MotionSettings
+from fieldfill.estimators.neighbourhood import Neighbourhood, NeighbourhoodSettings
+from fieldfill.estimators.propagator import WavesSettings
 from fieldfill.estimators.pull_push import PullPush
 from fieldfill.estimators.waves import Waves
 from fieldfill.masks import (
@@ -61,6 +64,7 @@ from fieldfill.partition import (
     WithSideInputs,
     varying_variables,
 )
+from fieldfill.partition.exposure.estimate import AuditSettings
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
 from fieldfill.simulate.gaussian_field import GaussianField
 from fieldfill.simulate.store import Simulator
@@ -96,33 +100,36 @@ PATCHED = ("refiner", "unet")
 
 @dataclass(frozen=True)
 class Shape:
-    """What an estimator is built for: C, T, H, W of a window, periodic axes, number of maps, solver steps."""
+    """What an estimator is built for: C, T, H, W of a crop, periodic axes, number of maps, and the settings."""
 
     variables: int
     frames: int
     grid: tuple[int, int]
     periodic: tuple[bool, bool]
     maps: int
-    steps: int
+    settings: "Settings"
 
     @cached_property
     def field(self) -> LearntField:
-        """The Gaussian field of all windows, which several estimators share."""
-        return LearntField(self.variables, self.frames, self.grid, self.periodic, steps=self.steps)
+        """The Gaussian field of all crops, which several estimators share."""
+        steps = self.settings.solver_steps
+        return LearntField(self.variables, self.frames, self.grid, self.periodic, steps=steps)
 
 
 ESTIMATORS: dict[str, Callable[[Shape], Estimator]] = {
     "climatology": lambda shape: Climatology(),
     "pull-push": lambda shape: PullPush(),
-    "gaussian": lambda shape: Gaussian(shape.field),
-    "drift": lambda shape: Drift(shape.field),
-    "waves": lambda shape: Waves(shape.field),
-    "motion": lambda shape: Motion(shape.variables, shape.periodic),
-    "neighbourhood": lambda shape: Neighbourhood(shape.variables, shape.maps, shape.periodic),
+    "gaussian": lambda shape: Gaussian(shape.field, shape.settings.gaussian),
+    "drift": lambda shape: Drift(shape.field, shape.settings.drift, shape.settings.gaussian),
+    "waves": lambda shape: Waves(shape.field, shape.settings.waves),
+    "motion": lambda shape: Motion(shape.variables, shape.periodic, shape.settings.motion),
+    "neighbourhood": lambda shape: Neighbourhood(
+        shape.variables, shape.maps, shape.periodic, shape.settings.neighbourhood
+    ),
 }
 # Estimators that refine the field of another one, which must come before them.
 NEEDED = {"drift": "gaussian", "waves": "gaussian"}
-# Estimators that compare frames and are left out of windows of a single one.
+# Estimators that compare frames and are left out of crops of a single one.
 OF_SEQUENCES = ("motion",)
 
 
@@ -160,6 +167,15 @@ class Settings(BaseModel):
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
     hold_out: float = Field(0.1, gt=0, lt=1, description="share of the windows with held-out cells")
     training: TrainSettings = TrainSettings()
+    validation: HoldOutSettings = HoldOutSettings()
+    audit: AuditSettings = AuditSettings()
+    chain: ChainSettings = ChainSettings()
+    climatology: ClimatologySettings = ClimatologySettings()
+    gaussian: GaussianSettings = GaussianSettings()
+    drift: DriftSettings = DriftSettings()
+    waves: WavesSettings = WavesSettings()
+    motion: MotionSettings = MotionSettings()
+    neighbourhood: NeighbourhoodSettings = NeighbourhoodSettings()
 
     @field_validator("network")
     @classmethod
@@ -246,13 +262,20 @@ def adjusted(settings: Settings, changes: Sequence[str]) -> Settings:
     values = settings.model_dump()
     for change in changes:
         name, equals, text = change.partition("=")
-        place = values["training"] if name.startswith("training.") else values
-        key = name.removeprefix("training.")
-        if not equals or key not in place or key == "training":
-            names = [*(n for n in values if n != "training"), *(f"training.{n}" for n in values["training"])]
+        group, dot, key = name.rpartition(".")
+        place = values.get(group) if dot else values
+        if not equals or not isinstance(place, dict) or isinstance(place.get(key, {}), dict):
+            names = _names(values, group if isinstance(values.get(group), dict) else "")
             raise InputError(f"cannot set '{change}'; write name=value with a name out of {', '.join(names)}")
-        place[key] = tuple(text.split(",")) if isinstance(place[key], tuple) else text
+        place[key] = tuple(filter(None, text.split(","))) if isinstance(place[key], tuple) else text
     return _validated(values)
+
+
+def _names(values: dict[str, Any], group: str) -> list[str]:
+    """Names that can be set: those of a group, or all others and the groups."""
+    if group:
+        return [f"{group}.{name}" for name in values[group]]
+    return [f"{name}.…" if isinstance(value, dict) else name for name, value in values.items()]
 
 
 def _validated(values: dict[str, Any]) -> Settings:
@@ -269,10 +292,10 @@ LEVELS = 8
 
 
 def static_features(domain: Tensor, normaliser: Normaliser | None = None) -> Tensor:
-    """What a network knows of every cell (K, H, W).
+    """Static features of every cell for a network (K, H, W).
 
     The domain (C, H, W), unless the field exists everywhere; mean and log-spread of each cell, standardised, if the
-    normaliser has maps of these: they tell land from sea and hill from valley.
+    normaliser has maps of these: they distinguish land from sea and hill from valley.
     """
     maps = [] if domain.all() else [domain.float()]
     statistics = () if normaliser is None else (normaliser.mean, np.log(normaliser.std))
@@ -320,9 +343,9 @@ def build_chain(
 ) -> Chain:
     """The estimators of ``settings`` for crops of (frames, rows, columns) with so many maps, before they learn."""
     frames, rows, columns = crop
-    shape = Shape(variables, frames, (rows, columns), periodic, maps, settings.solver_steps)
+    shape = Shape(variables, frames, (rows, columns), periodic, maps, settings)
     names = [name for name in settings.estimators if frames > 1 or name not in OF_SEQUENCES]
-    return Chain([ESTIMATORS[name](shape) for name in names])
+    return Chain([ESTIMATORS[name](shape) for name in names], settings.chain)
 
 
 def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
@@ -373,7 +396,7 @@ def _partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
 
 
 def candidate_partitions(bank: Tensor, keep: tuple[float, float]) -> dict[str, Partition]:
-    """What the audit chooses from when nobody says how the gaps came about."""
+    """The partitions that the audit chooses from when none is given."""
     names = ["swap", "pixel", "station", "frame"] + (["variable"] if varying_variables(bank).sum() > 1 else [])
     return {name: build_partition(name, bank, keep) for name in names}
 

@@ -20,9 +20,10 @@ from fieldfill.data.record import Record, open_record
 from fieldfill.errors import InputError
 from fieldfill.method import Method
 
-__all__ = ["Baseline", "Gappy", "cell_means", "neighbours"]
+__all__ = ["LEAST_VARIANCE", "Baseline", "Gappy", "cell_means", "neighbours"]
 
-LARGE_POWER = 200  # of two
+# Smallest variance of a standardised value: even a constant field is not known for certain.
+LEAST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,10 @@ def _gappy(record: Record, exponents: np.ndarray) -> Gappy:
     return Gappy(np.ldexp(values, -exponents), observed, record.domain, _time(record), record.periodic)
 
 
-def _exponents(record: Record) -> np.ndarray:
-    """Powers of two (C, 1, 1, 1) to take out of the variables: 0 unless squares of their values may overflow."""
+def _exponents(record: Record, large: int = 200) -> np.ndarray:
+    """Powers of two (C, 1, 1, 1) to take out of the variables: 0 up to ``large``, where squares do not overflow."""
     found = [power_of_two(pair) for pair in zip(record.mean, record.std)]
-    return np.array([e if abs(e) > LARGE_POWER else 0 for e in found])[:, None, None, None]
+    return np.array([e if abs(e) > large else 0 for e in found])[:, None, None, None]
 
 
 def _time(record: Record) -> np.ndarray:

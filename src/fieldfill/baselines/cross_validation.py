@@ -9,8 +9,6 @@ import numpy as np
 
 __all__ = ["cloud_points", "random_points"]
 
-STRETCHES = 20  # of the record, each giving its clearest frame; a short record holds out that many frames at least
-
 
 def random_points(observed: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
     """Hides a share of the observed cells, each independently: bool like ``observed``."""
@@ -20,7 +18,9 @@ def random_points(observed: np.ndarray, share: float, generator: np.random.Gener
     return held.reshape(observed.shape)
 
 
-def cloud_points(observed: np.ndarray, share: float, generator: np.random.Generator, run: int = 1) -> np.ndarray:
+def cloud_points(
+    observed: np.ndarray, share: float, generator: np.random.Generator, run: int = 1, stretches: int = 20
+) -> np.ndarray:
     """Lays the masks of other frames over the clearest frames until a share of the observed cells is hidden.
 
     The clearest frame of each stretch of the record comes first: clear frames come in rows, and a frame whose
@@ -35,6 +35,8 @@ def cloud_points(observed: np.ndarray, share: float, generator: np.random.Genera
     run
         Frames around the clear one that are covered together by as many consecutive masks. A method that
         looks at neighbouring frames is judged fairly only if these are cloudy too.
+    stretches
+        Parts of the record that give their clearest frames; so many frames are covered at least, if there are many.
     """
     samples, variables, frames, rows, columns = observed.shape
     lasting = samples > 1 and (observed == observed[:, :, :1]).all()
@@ -48,8 +50,8 @@ def cloud_points(observed: np.ndarray, share: float, generator: np.random.Genera
         )
     clear = units.sum(axis=tuple(range(1, units.ndim)))
     held, wanted = np.zeros_like(units), share * observed.sum()
-    least = min(STRETCHES, len(units) // 8)
-    for count, unit in enumerate(_spread_out(clear), start=1):
+    least = min(stretches, len(units) // 8)
+    for count, unit in enumerate(_spread_out(clear, stretches), start=1):
         target, donor = (_around(i, run, length) for i in (unit, int(generator.integers(len(units)))))
         hidden = units[target] & ~units[donor]
         if hidden.any() and hidden.sum() < units[target].sum():
@@ -68,9 +70,9 @@ def _around(unit: int, run: int, length: int) -> slice:
     return slice(start, start + run)
 
 
-def _spread_out(clear: np.ndarray) -> np.ndarray:
+def _spread_out(clear: np.ndarray, stretches: int) -> np.ndarray:
     """Order of the units: the clearest of every stretch, then the second of every stretch, and so on."""
     place = np.concatenate(
-        [np.argsort(np.argsort(-stretch, kind="stable")) for stretch in np.array_split(clear, STRETCHES)]
+        [np.argsort(np.argsort(-stretch, kind="stable")) for stretch in np.array_split(clear, stretches)]
     )
     return np.lexsort((-clear, place))

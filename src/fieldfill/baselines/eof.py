@@ -31,17 +31,12 @@ from typing import ClassVar
 import numpy as np
 from scipy.linalg import eigh
 
-from fieldfill.baselines.baseline import Baseline, Gappy, cell_means
+from fieldfill.baselines.baseline import LEAST_VARIANCE, Baseline, Gappy, cell_means
 from fieldfill.baselines.cross_validation import cloud_points, random_points
+from fieldfill.data.pieces import at_once
 from fieldfill.errors import InputError
 
 __all__ = ["EOF"]
-
-MOMENTUM = 0.8  # of the refill, which alone creeps where most of a mode is hidden
-ALIKE = 1.03  # errors this close to the lowest count as equal, and the lower rank is taken
-PATIENCE = 3  # ranks in a row without a better one, after which the search ends
-LEAST_NOISE = 1e-12  # share of the variance that keeps the amplitudes of a frame without observations defined
-CHUNK = 1024  # frames whose amplitudes are solved for at once
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -62,6 +57,11 @@ class EOF(Baseline):
         Candidates for r. ``(1.0,)`` is DINEOF as published, to within its tolerance.
     tolerance, iterations
         A refill ends when its change falls below ``tolerance`` standard deviations, or after ``iterations``.
+    momentum
+        Of the refill, which alone creeps where most of a mode is hidden; at least 0 and below 1.
+    slack, patience
+        Errors up to ``slack`` times the lowest count as equal, and the lower rank is taken; the search ends after
+        ``patience`` ranks in a row without a better one.
     """
 
     name: ClassVar[str] = "eof"
@@ -73,6 +73,9 @@ class EOF(Baseline):
     inflation: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
     tolerance: float = 1e-4
     iterations: int = 300
+    momentum: float = 0.8
+    slack: float = 1.03
+    patience: int = 3
     seed: int = 0
 
     def _learn(self, data: Gappy) -> None:
@@ -109,13 +112,13 @@ class EOF(Baseline):
             trials = [modes.project(x[:, frames], seen[:, frames], r) for r in self.inflation]
             errors = [float(((fit - truth)[hidden] ** 2).mean()) for fit, _ in trials]
             least = int(np.argmin(errors))
-            expected = max(float(trials[least][1][hidden].mean()), LEAST_NOISE)
+            expected = max(float(trials[least][1][hidden].mean()), LEAST_VARIANCE)
             self.errors_[rank] = max(errors[least], level)
             found[rank] = self.inflation[least], errors[least] / expected
-            if rank >= min(self.errors_, key=lambda k: self.errors_[k]) + PATIENCE:
+            if rank >= min(self.errors_, key=lambda k: self.errors_[k]) + self.patience:
                 break
         lowest = min(self.errors_.values())
-        self.rank_ = min(rank for rank, error in self.errors_.items() if error <= ALIKE * lowest)
+        self.rank_ = min(rank for rank, error in self.errors_.items() if error <= self.slack * lowest)
         self.inflation_, self.calibration_ = found[self.rank_]
 
     def _matrix(self, data: Gappy, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +138,7 @@ class EOF(Baseline):
         for _ in range(self.iterations):
             centred = x - mean
             change = gaps * (u @ (u.T @ centred) - centred)
-            step = change + MOMENTUM * step
+            step = change + self.momentum * step
             x = x + step
             if np.vdot(change, change) <= limit:
                 break
@@ -146,7 +149,7 @@ class EOF(Baseline):
         amplitudes = u.T @ (x - mean)
         residual = (x - mean - u @ amplitudes)[seen]
         scaled = u * np.sqrt((amplitudes**2).mean(axis=1))
-        return x, Modes(mean, scaled, max(float((residual**2).mean()), LEAST_NOISE))
+        return x, Modes(mean, scaled, max(float((residual**2).mean()), LEAST_VARIANCE))
 
     def _estimate(self, data: Gappy) -> tuple[np.ndarray, np.ndarray]:
         x, seen = self._matrix(data, self.climatology_)
@@ -215,8 +218,9 @@ def project(scaled: np.ndarray, x: np.ndarray, seen: np.ndarray, noise: float) -
     cells, rank = scaled.shape
     outer = (scaled[:, :, None] * scaled[:, None, :]).reshape(cells, rank * rank)
     fit, variance = np.empty(x.shape), np.empty(x.shape)
-    for start in range(0, x.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
+    step = at_once(rank * rank)
+    for start in range(0, x.shape[1], step):
+        part = slice(start, start + step)
         visible = seen[:, part].astype(float)
         gram = (visible.T @ outer).reshape(-1, rank, rank)
         inverse = np.linalg.inv(gram + noise * np.eye(rank))

@@ -17,7 +17,8 @@ from fieldfill.errors import MissingPackage
 
 __all__ = ["BestInpainting", "Biharmonic", "FrameInpainting", "NavierStokes", "Telea"]
 
-FULL_SCALE = 65535.0  # OpenCV's Telea adds errors of a few units to whatever it is given
+# Range that values are scaled to: OpenCV's Telea adds errors of a few units to whatever it is given.
+FULL_SCALE = float(np.iinfo(np.uint16).max)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

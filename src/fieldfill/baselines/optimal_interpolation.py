@@ -1,9 +1,9 @@
 r"""Optimal interpolation: the conditional mean of a Gaussian field with the covariance of the data themselves.
 
-Around the mean of every cell, and in units of its spread where that pays on held-out cells, the anomalies are taken as
-a Gaussian field, stationary but for a few patterns; variables inform each other through cross-covariances. Its
-covariance is learnt from the gappy record (`fieldfill.estimators.gaussian.learning`). The
-mean of a window given all its observations
+Around the mean of every cell, and in units of its spread where that lowers the error on held-out cells, the anomalies
+are taken as a Gaussian field, stationary but for a few patterns; variables inform each other through
+cross-covariances. Its covariance is learnt from the gappy record (`fieldfill.estimators.gaussian.learning`). The mean
+of a window given all its observations
 
 .. math:: E[x | y] = C P^T (P C P^T + R I)^{-1} y
 
@@ -21,7 +21,7 @@ import xarray as xr
 from scipy.ndimage import uniform_filter
 from torch import Generator, Tensor
 
-from fieldfill.baselines.baseline import Baseline, Gappy
+from fieldfill.baselines.baseline import LEAST_VARIANCE, Baseline, Gappy
 from fieldfill.data.crops import Batch, Crops, Place
 from fieldfill.data.holdout import hold_out
 from fieldfill.data.record import open_record
@@ -37,13 +37,6 @@ from fieldfill.seeds import stream
 
 __all__ = ["OptimalInterpolation"]
 
-# Rows and columns over which a variance is averaged.
-NEIGHBOURS = 3
-# Smallest variance: even a constant field is not known for certain.
-LEAST = 1e-12
-# alpha and sigma: the observations are taken as they are.
-NO_NOISE = (1.0, 0.0)
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OptimalInterpolation(Baseline):
@@ -57,6 +50,8 @@ class OptimalInterpolation(Baseline):
         Of the crops in which observed cells are held out, to choose the covariance and to calibrate the variance.
     probes
         Realisations from which a variance is taken; 0 leaves the standard deviation out.
+    smoothing
+        Rows and columns over which a variance is averaged.
     steps
         Conjugate-gradient steps at most.
     """
@@ -66,6 +61,7 @@ class OptimalInterpolation(Baseline):
     crop: int = 64
     share: float = 0.1
     probes: int = 4
+    smoothing: int = 3
     steps: int = 40
     seed: int = 0
 
@@ -80,7 +76,8 @@ class OptimalInterpolation(Baseline):
             crops.normalise(learnt)
         self.normaliser_ = crops.normaliser
         self.field_ = LearntField(variables, crops.length, crops.shape[1:], crops.periodic, steps=self.steps)
-        lesson = Lesson(crops, AllObserved(), NO_NOISE, self.seed, stream(self.seed, "covariance"))
+        # alpha = 1 and sigma = 0: the observations are taken as they are.
+        lesson = Lesson(crops, AllObserved(), (1.0, 0.0), self.seed, stream(self.seed, "covariance"))
         self.chosen_ = Chain([Gaussian(self.field_)]).learn(lesson)
         self.calibration_ = self._calibrate(crops) if self.probes else np.ones(variables)
 
@@ -106,8 +103,8 @@ class OptimalInterpolation(Baseline):
         # The variance depends on the mask alone; each mask has its own seed, whatever comes before it.
         drawn = self.field_.variance(batch.observed, self.probes, Generator().manual_seed(self.seed)).numpy()
         hidden = (batch.domain[:, :, None] & ~batch.observed).numpy().astype(float)
-        near, share = (uniform_filter(v, (1, 1, 1, NEIGHBOURS, NEIGHBOURS)) for v in (drawn * hidden, hidden))
-        return mean, np.maximum(np.where(hidden > 0, near / np.maximum(share, 0.01), drawn), LEAST)
+        near, share = (uniform_filter(v, (1, 1, 1, self.smoothing, self.smoothing)) for v in (drawn * hidden, hidden))
+        return mean, np.maximum(np.where(hidden > 0, near / np.maximum(share, 0.01), drawn), LEAST_VARIANCE)
 
     def _estimate(self, data: Gappy) -> tuple[np.ndarray, np.ndarray | None]:
         length, frames = self.field_.shape[1], data.values.shape[2]

@@ -134,7 +134,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for data, model and report.")] = Path(
         "demo_output"
     ),
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps, in place of the demo's own.")] = None,
+    steps: Annotated[int, typer.Option("--steps", help="Training steps.")] = 200,
     frames: Annotated[int, typer.Option("--frames", help="Days of data to make.")] = 360,
     seed: Seed = 0,
     overwrite: Overwrite = False,

@@ -17,6 +17,7 @@ import xarray as xr
 from fieldfill.errors import InputError, InputWarning
 
 __all__ = [
+    "FILLED",
     "FLAGS",
     "KINDS",
     "LEADING",

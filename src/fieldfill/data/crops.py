@@ -22,7 +22,7 @@ __all__ = ["Batch", "Crops", "HoldOut", "Place"]
 
 # Cells that are read at once.
 SLAB_CELLS = 2**23
-# Cells (B, C, T, H, W) that go through a network at once, unless settings say otherwise.
+# Cells (B, C, T, H, W) that go through a network at once, unless settings change it.
 NETWORK_CELLS = 2**21
 # Validation crops that are looked at together, at most.
 VALIDATED_AT_ONCE = 16

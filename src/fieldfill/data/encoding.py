@@ -28,6 +28,7 @@ import xarray as xr
 from dask.base import get_scheduler
 
 from fieldfill.data.ancillary import filled_cells
+from fieldfill.data.pieces import at_once
 from fieldfill.data.stores import storing
 from fieldfill.data.writer import written
 from fieldfill.errors import InputWarning
@@ -38,8 +39,6 @@ TIME_CODING = ("units", "calendar")
 PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 LIMITS = ("valid_min", "valid_max", "valid_range")  # in packed numbers, by CF
 NETCDF_STORAGE = ("zlib", "complevel", "shuffle", "fletcher32")
-SKELETON_CELLS = 2  # along each dimension
-BLOCK_CELLS = 2**22  # cells that go through a packing at once
 
 # Errors of the disk, not of the data.
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO)
@@ -151,7 +150,7 @@ def _encodings(encoding: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _keeps(variable: xr.Variable, encoding: dict[str, Any], filled: xr.Variable | None, zarr: bool) -> bool:
     """Whether all values come back, those of ``filled`` cells to within the step of the packing."""
-    steps = max(1, len(variable) * BLOCK_CELLS // max(1, variable.size)) if variable.ndim else 1
+    steps = at_once(variable.size // len(variable)) if variable.size else 1
     blocks = [slice(i, i + steps) for i in range(0, len(variable), steps)] if variable.ndim else [()]
     for block in blocks:
         given = variable[block].compute()
@@ -203,8 +202,8 @@ def _accepted(ds: xr.Dataset, zarr: bool, refused: Refusals) -> xr.Dataset:
         return ds  # the folder of temporary files is full or missing, which is no reason to give anything up
 
 
-def _tried(ds: xr.Dataset, zarr: bool, refused: Refusals) -> xr.Dataset:
-    skeleton = ds.isel({name: slice(SKELETON_CELLS) for name in ds.dims}).load()
+def _tried(ds: xr.Dataset, zarr: bool, refused: Refusals, cells: int = 2) -> xr.Dataset:
+    skeleton = ds.isel({name: slice(cells) for name in ds.dims}).load()
     # Whether text can be written depends on every letter of it; numbers are all alike.
     texts = [name for name, variable in ds.variables.items() if variable.dtype.kind in "OSUV"]
     if _is_readable(skeleton, zarr) and (not texts or _is_readable(_apart(ds, texts), zarr)):

@@ -11,8 +11,10 @@ from fieldfill.errors import InputError
 
 __all__ = ["Moments", "check_filled", "floating", "power_of_two", "standardised"]
 
-CONSTANT = 1e-12  # spread over mean below which values differ by rounding only
-SINGLE = 1e-30, 1e30  # sizes that float32 holds, with room for values some orders of magnitude around them
+# Spread over mean below which values differ by rounding only.
+CONSTANT = 1e-12
+# Sizes that float32 holds, with room for values some orders of magnitude around them.
+SINGLE = (1e-30, 1e30)
 
 
 def power_of_two(values: npt.ArrayLike) -> int:

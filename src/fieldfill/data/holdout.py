@@ -4,7 +4,7 @@ Random single cells would promise an error far below that of the real gaps. So w
 other crops of the same record are laid over a validation crop, and the observed cells underneath are hidden.
 
 One donor hides all that it has not seen itself. Where most of a crop is missing anyway, that leaves next to nothing,
-and the validation would ask a much harder question than filling does. So donors are joined, and what none of them has
+and the validation would be much harder than filling is. So donors are joined, and what none of them has
 seen is hidden. Half of the crops stop at half of the ordinary coverage, whose hidden cells lie deep in gaps; the
 other half goes on to the ordinary coverage, which is that of the crops in which the missing cells lie.
 `fieldfill.uncertainty.weights` weighs the cells afterwards.
@@ -19,6 +19,7 @@ much on time. A gap that lasts is hidden for as long as it lasts.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
@@ -26,45 +27,65 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.data.crops import Crops, HoldOut, Place
+from fieldfill.data.pieces import MASK_BYTES
 
-__all__ = ["hold_out"]
-
-# Validation crops that choices and intervals rest on, if the record is large enough, and at most.
-WANTED = 48
-MOST = 96
-# Places that are looked at; they overlap if there are fewer than this many that do not.
-PLACES = 256
-LEAST_PLACES = 32
-# Validation crops below which gaps are hidden in fewer frames of each rather than in fewer crops.
-FEW = 12
-# Share of all observations that may be held out, and the share of a crop's observations that a donor hides, roughly.
-MOST_HELD = 0.15
-USUALLY_HIDDEN = 0.4
-# Donors of which the best begins.
-FIRST_DONORS = 12
-# Memory of all masks, in bytes.
-MASK_BYTES = 2**27
-# Share of the observed cells that a crop must hold out, and how many; a fifth is enough where there are few.
-LEAST_HELD = 0.02
-LEAST_CELLS = 96
-# Share of the ordinary coverage that every second validation crop is left with.
-LEAST_LEFT = 0.5
+__all__ = ["HoldOutSettings", "hold_out"]
 
 
-def hold_out(crops: Crops, share: float, generator: Generator) -> HoldOut:
+@dataclass(frozen=True)
+class HoldOutSettings:
+    """How many validation crops there are, and how much each hides.
+
+    Attributes
+    ----------
+    wanted, most
+        validation crops that choices and intervals rest on, if the record is large enough, and at most.
+    few
+        validation crops below which gaps are hidden in fewer frames of each rather than in fewer crops.
+    places, least_places
+        places of crops that are looked at; they overlap if there are fewer than ``least_places`` that do not.
+    most_held
+        share of all observations that may be held out.
+    usually_hidden
+        share of a crop's observations that a donor hides, roughly.
+    first_donors
+        donors of which the best begins.
+    least_held, least_cells
+        share of the observed cells that a crop must hold out, and how many; a fifth is enough where there are few.
+    least_left
+        share of the ordinary coverage that every second validation crop is left with.
+    """
+
+    wanted: int = 48
+    most: int = 96
+    few: int = 12
+    places: int = 256
+    least_places: int = 32
+    most_held: float = 0.15
+    usually_hidden: float = 0.4
+    first_donors: int = 12
+    least_held: float = 0.02
+    least_cells: int = 96
+    least_left: float = 0.5
+
+
+def hold_out(crops: Crops, share: float, generator: Generator, settings: HoldOutSettings | None = None) -> HoldOut:
     """Chooses about ``share`` of the crops, and more of a small record, and hides in each the gaps of others.
 
     A record whose gaps are the same everywhere has no donors; then whole columns of cells (a fifth of the places,
     for all frames of the crop) are hidden instead.
     """
-    most = max(2, min(PLACES, 2 * MASK_BYTES // crops.cells))
-    places = crops.spread_out(most, generator, LEAST_PLACES)
-    wanted = max(1, min(max(round(share * len(places)), WANTED), MOST, MASK_BYTES // crops.cells, len(places)))
+    settings = settings or HoldOutSettings()
+    least_places = settings.least_places
+    most = max(2, min(settings.places, 2 * MASK_BYTES // crops.cells))
+    places = crops.spread_out(most, generator, least_places)
+    wanted = min(max(round(share * len(places)), settings.wanted), settings.most, MASK_BYTES // crops.cells)
+    wanted = max(1, min(wanted, len(places)))
     room = _room(crops, places)
-    if room > 2 * LEAST_PLACES:
-        wanted = min(wanted, max(LEAST_PLACES, int(room // 4)))
-    whole = MOST_HELD * room / USUALLY_HIDDEN
-    wanted = min(wanted, max(FEW, int(whole)))
+    if room > 2 * least_places:
+        wanted = min(wanted, max(least_places, int(room // 4)))
+    whole = settings.most_held * room / settings.usually_hidden
+    wanted = min(wanted, max(settings.few, int(whole)))
     run = max(1, min(crops.length, round(whole / wanted * crops.length)))
     left = wanted * run
     coverage, rhythm = {}, {}
@@ -80,12 +101,12 @@ def hold_out(crops: Crops, share: float, generator: Generator) -> HoldOut:
     chosen: list[Place] = []
     masks: list[Tensor] = []
     for place in (clearest[i] for i in order):
-        least = typical * (1.0 if len(chosen) % 2 else LEAST_LEFT)
+        least = typical * (1.0 if len(chosen) % 2 else settings.least_left)
         others = [places[i] for i in torch.randperm(len(places), generator=generator).tolist() if places[i] != place]
         alike = [other for other in others if rhythm[other] == rhythm[place]]
-        donors = alike if len(alike) >= FIRST_DONORS else others
+        donors = alike if len(alike) >= settings.first_donors else others
         frames = _spells(rhythm[place], run, generator)
-        held = _gaps_of_others(crops, place, (masks_of(donor) for donor in donors), least, typical, frames)
+        held = _gaps_of_others(crops, place, (masks_of(donor) for donor in donors), least, typical, frames, settings)
         if held is not None:
             chosen.append(place)
             masks.append(held)
@@ -142,6 +163,7 @@ def _gaps_of_others(
     least: float,
     typical: float,
     frames: slice,
+    settings: HoldOutSettings,
 ) -> Tensor | None:
     """Observed cells of a crop that none of its donors has seen, in some ``frames`` of it.
 
@@ -151,10 +173,10 @@ def _gaps_of_others(
     observed = _observed(crops, place)
     part = observed[:, frames]
     seen = int(part.sum())
-    enough = max(1, int(LEAST_HELD * seen), min(LEAST_CELLS, seen // 5))
+    enough = max(1, int(settings.least_held * seen), min(settings.least_cells, seen // 5))
     first: Tensor | None = None
     off = float("inf")
-    for donor in islice(donors, FIRST_DONORS):
+    for donor in islice(donors, settings.first_donors):
         hidden = part & ~donor[:, frames]
         left = (part & ~hidden).float().mean().item()
         if int(hidden.sum()) >= enough and left > 0 and abs(left - typical) < off:

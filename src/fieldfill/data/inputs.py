@@ -1,4 +1,4 @@
-"""What else a network may know besides the gappy variables: where a cell lies, the season, maps such as orography.
+"""Further inputs of a network beside the gappy variables: where a cell lies, the season, maps such as orography.
 
 * ``coordinates``: rows and columns from -1 to 1, or sine and cosine of the angle where an axis closes on itself;
 * ``day-of-year``: sine and cosine of the season, two complete variables beside the others;
@@ -22,7 +22,8 @@ __all__ = ["COORDINATES", "DAY_OF_YEAR", "SEASON", "static_maps", "with_season"]
 COORDINATES, DAY_OF_YEAR = "coordinates", "day-of-year"
 # Names of the variables that carry the season. No variable of a file can have a slash in its name.
 SEASON = ("/day-of-year/sin", "/day-of-year/cos")
-YEAR = 365.2425  # days
+# Days of a mean Gregorian year.
+YEAR = 365.2425
 
 
 def static_maps(ds: xr.Dataset, axes: Axes, names: Sequence[str], periodic: tuple[bool, bool]) -> np.ndarray:

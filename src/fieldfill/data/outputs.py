@@ -39,7 +39,8 @@ __all__ = [
     "target_of",
 ]
 
-COMPRESSED = 0.1  # share of their size in memory that compressed data are expected to need at least
+# Share of their size in memory that compressed data are expected to need at least.
+COMPRESSED = 0.1
 LOCK = "run.lock"
 MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
 

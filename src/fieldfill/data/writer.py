@@ -9,7 +9,8 @@ from typing import Any
 
 __all__ = ["written"]
 
-LARGEST_KEPT = 2**20  # bytes of a failed write that may be metadata, which HDF5 reads again; larger ones are data
+# Bytes of a failed write that may be metadata, which HDF5 reads again; larger writes are data.
+LARGEST_KEPT = 2**20
 
 
 class _Writer(io.RawIOBase):

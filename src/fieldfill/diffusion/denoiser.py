@@ -43,12 +43,12 @@ def whole(x: Tensor) -> Tensor:
     return x
 
 
-# Variances in the units of the network: that of an untrained head, and the range of a trained one.
+# Variance of an untrained head, in the units of the network.
 FIRST_VARIANCE = 0.5
+# Smallest variance of a trained head: the likelihood has no lower bound without one.
 LEAST_VARIANCE = 1e-5
+# Largest variance of a trained head: the field itself has the variance 1.
 LARGEST_VARIANCE = 10.0
-# Crops from which the units of the network are measured.
-SCALE_CROPS = 8
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Prediction:
     Attributes
     ----------
     target
-        (x_0, noise, alpha_t, sigma_t) → what the network should say.
+        (x_0, noise, alpha_t, sigma_t) → the target of the network.
     estimate
         (output, x_t, alpha_t, sigma_t) → x_0.
     """
@@ -103,7 +103,7 @@ class Denoiser(nn.Module):
     spread
         whether the network has C more outputs for the log-variance.
     scales
-        units of what the network sees and says; None leaves those of the data. For "data" only.
+        units of the inputs and outputs of the network; None leaves those of the data. For "data" only.
     """
 
     gain: Tensor
@@ -121,7 +121,7 @@ class Denoiser(nn.Module):
         assert scales is None or prediction == "data"
         self.network, self.schedule, self.chain, self.scales = network, schedule, chain, scales
         self.prediction, self.spread = prediction, spread
-        # How much of the network's correction is used: all of it in training, what validation says afterwards.
+        # Share of the network's correction that is used: all of it in training, then what validation decides.
         self.register_buffer("gain", torch.ones(()))
 
     def forward(self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor) -> Tensor:
@@ -195,8 +195,8 @@ class Denoiser(nn.Module):
             self._learn_scales(self.scales, lesson)
         return found
 
-    def _learn_scales(self, scales: Scales, lesson: Lesson) -> None:
-        batch, noise, context, query = draw_examples(lesson, range(SCALE_CROPS))
+    def _learn_scales(self, scales: Scales, lesson: Lesson, crops: int = 8) -> None:
+        batch, noise, context, query = draw_examples(lesson, range(crops))
         for level, log_snr in enumerate(scales.log_snr):
             t = self.schedule.time(log_snr).expand(lesson.crops.at_once)
             sums = torch.zeros(4, batch.x.shape[1], dtype=torch.float64)

@@ -7,12 +7,6 @@ from fieldfill.diffusion.denoiser import LARGEST_VARIANCE, Cut, Denoiser, noised
 
 __all__ = ["matching_losses"]
 
-# The likelihood shares the network's trunk with the mean. Its gradient does not shrink with the residual, that of the
-# squared error does; times the predicted deviation, the two keep their ratio however good the mean becomes, and the
-# optimum stays where it was because that deviation depends on the context alone. A small weight is enough: outputs
-# that only the likelihood reaches learn at full speed, because Adam rescales each gradient.
-SPREAD_WEIGHT = 0.25
-
 
 def matching_losses(
     denoiser: Denoiser,
@@ -23,11 +17,18 @@ def matching_losses(
     query: Tensor,
     maps: Tensor,
     cut: Cut = whole,
+    spread_weight: float = 0.25,
 ) -> tuple[Tensor, Tensor]:
     """Loss (B,) of each sample over its own query cells, and whether it has any (B,) bool; see `Denoiser.outputs`.
 
     The squared error is taken in the space and the units of the denoiser's prediction. A sample without a query cell
     has loss 0.
+
+    ``spread_weight`` is the weight of the likelihood, which shares the network's trunk with the mean. Its gradient does
+    not shrink with the residual, that of the squared error does; times the predicted deviation, the two keep their
+    ratio however good the mean becomes, and the optimum stays where it was because that deviation depends on the
+    context alone. A small weight is enough: outputs that only the likelihood reaches learn at full speed, because Adam
+    rescales each gradient.
     """
     x_t = noised(denoiser.schedule, t, x, noise)
     output, log_variance = denoiser.outputs(t, x_t, context, maps, cut)
@@ -39,7 +40,7 @@ def matching_losses(
         residual = ((x - denoiser.convert(t, x_t, context, output.detach())) / unit).square()
         # Beyond the range the head has no answer, and noise prediction can be off by a hundred near t = 1.
         residual = residual.clamp(max=LARGEST_VARIANCE)
-        weight = SPREAD_WEIGHT * torch.exp(0.5 * log_variance.detach())
+        weight = spread_weight * torch.exp(0.5 * log_variance.detach())
         error = error + weight * (log_variance + residual * torch.exp(-log_variance))
     cells = query.flatten(1).sum(1)
     return torch.where(query, error, 0).flatten(1).sum(1) / cells.clamp(min=1), cells > 0

@@ -1,7 +1,7 @@
 """How large the errors of first estimates are at each noise level: the units in which a network sees and answers.
 
 A good estimate leaves a tenth or a hundredth of the field as residual. In units of the field, a network would see what
-the estimate missed as almost nothing and would have to say almost nothing, and losses of noisy crops, whose residual
+the estimate missed as almost nothing and would have to answer almost nothing, and losses of noisy crops, whose residual
 is large, would drown those of clear ones, which a fill is made of.
 """
 
@@ -9,9 +9,6 @@ import torch
 from torch import Tensor, nn
 
 __all__ = ["Scales"]
-
-# Smallest unit, as a share of the standard deviation of the data.
-LEAST = 1e-3
 
 
 class Scales(nn.Module):
@@ -23,13 +20,16 @@ class Scales(nn.Module):
         number C of variables.
     log_snr
         (K,) the noise levels of the table, rising.
+    least
+        smallest unit, as a share of the standard deviation of the data.
     """
 
     log_snr: Tensor
     table: Tensor
 
-    def __init__(self, variables: int, log_snr: Tensor) -> None:
+    def __init__(self, variables: int, log_snr: Tensor, least: float = 1e-3) -> None:
         super().__init__()
+        self.least = least
         self.register_buffer("log_snr", log_snr)
         self.register_buffer("table", torch.zeros(2, len(log_snr), variables))
 
@@ -45,5 +45,5 @@ class Scales(nn.Module):
     def learn(self, level: int, misfit: Tensor, residual: Tensor) -> None:
         """Takes mean squares (C,) at one level; what is NaN, for want of cells, stays as it was."""
         squares = torch.stack([misfit, residual])
-        found = 0.5 * squares.clamp(min=LEAST**2).log()
+        found = 0.5 * squares.clamp(min=self.least**2).log()
         self.table[:, level] = torch.where(squares.isnan(), self.table[:, level], found.to(self.table.dtype))

@@ -94,7 +94,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is told after each step: the position, the errors so far and how long it will take."""
+    """Report after each step: the position, the errors so far and how long it will take."""
 
     step: int
     steps: int

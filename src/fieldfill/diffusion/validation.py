@@ -24,9 +24,6 @@ from fieldfill.estimators.chain import HeldOutError
 
 __all__ = ["Validation", "validate"]
 
-# Share of the least error within which the smaller surprise decides.
-TOLERANCE = 0.005
-
 
 @dataclass(frozen=True)
 class Validation:
@@ -41,13 +38,16 @@ class Validation:
     surprise: float = math.nan
     standard_error: float = math.nan
 
-    def beats(self, other: "Validation", least: float) -> bool:
-        """Whether to go on with this one; ``least`` is the smallest error so far."""
+    def beats(self, other: "Validation", least: float, tolerance: float = 0.005) -> bool:
+        """Whether to go on with this one; ``least`` is the smallest error so far.
+
+        The smaller surprise decides within the share ``tolerance`` of the least error.
+        """
         if not math.isfinite(other.error):
             return True
-        if self.error > (1 + TOLERANCE) * least or math.isnan(self.surprise):
+        if self.error > (1 + tolerance) * least or math.isnan(self.surprise):
             return self.error < other.error
-        return self.surprise < other.surprise or other.error > (1 + TOLERANCE) * least
+        return self.surprise < other.surprise or other.error > (1 + tolerance) * least
 
 
 @torch.no_grad()

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Claim", "Correction", "Estimator", "Example", "Given", "Law", "Lesson", "Mean", "Source"]
 
-# Variance by which a first estimate misses the values it was given, because it smooths a little. Where the noise is
-# smaller than that, the value itself is better than the estimate.
-MISFIT = 0.01
-
 
 @dataclass(frozen=True)
 class Given:
@@ -59,9 +55,13 @@ class Given:
         parts = {name: _rows(getattr(self, name), chosen) for name in ("context", "noise", "maps")}
         return replace(self, y=self.y[chosen], **parts)
 
-    def seen(self, estimate: Tensor) -> Tensor:
-        """Best knowledge of the field at the context cells: y where it is clear, the estimate where it is noisy."""
-        return torch.lerp(estimate, self.y, MISFIT / (MISFIT + self.noise))
+    def seen(self, estimate: Tensor, misfit: float = 0.01) -> Tensor:
+        """Best knowledge of the field at the context cells: y where it is clear, the estimate where it is noisy.
+
+        ``misfit`` is the variance by which a first estimate misses the values it was given, because it smooths a
+        little. Where the noise is smaller, the value itself is better than the estimate.
+        """
+        return torch.lerp(estimate, self.y, misfit / (misfit + self.noise))
 
 
 def _rows(values: Tensor, chosen: Tensor) -> Tensor:
@@ -176,6 +176,8 @@ class Estimator(nn.Module, abc.ABC):
 
 class Source(Estimator):
     """Answers from the observations alone."""
+
+    draws: ClassVar[bool] = False  # whether it answers every crop with a `Law`, which can be drawn from
 
     @abc.abstractmethod
     def claim(self, given: Given) -> Claim | None:

@@ -11,22 +11,35 @@ from fieldfill.data.crops import Batch
 from fieldfill.estimators.base import Answer, Claim, Correction, Estimator, Example, Given, Law, Lesson, Source
 from fieldfill.seeds import position_stream
 
-__all__ = ["Chain", "HeldOutError", "draw_examples"]
+__all__ = ["BATCH_CELLS", "LEAST_JUDGED", "Chain", "ChainSettings", "HeldOutError", "draw_examples"]
 
 # Cells (B, C, T, H, W) that one solution of all crops of a batch may hold.
 BATCH_CELLS = 2**17
-# Cells of the crops on which a source is judged, unless these are fewer than `LEAST_JUDGED` crops.
-JUDGED_CELLS = 2**18
+# Crops on which a choice is made at least, however large they are: one crop may be an exception.
 LEAST_JUDGED = 3
-# Crops, and cells of them, that corrections learn from.
-EXAMPLES = 48
-EXAMPLE_CELLS = 2**21
-EXAMPLES_AT_ONCE = 8
-# Share of the held-out error that a correction must remove to be kept.
-LEAST_GAIN = 0.01
-# Numbers of iterations that are tried, as multiples of the usual one, and the gain for which each is taken.
-EFFORTS = (2.0, 4.0, 8.0)
-LEAST_EFFORT_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class ChainSettings:
+    """How much a chain learns from, and what a step must gain to be kept.
+
+    Attributes
+    ----------
+    judged_cells
+        cells of the crops on which sources are compared, at most.
+    examples, example_cells
+        crops that corrections learn from, and cells of all of them, at most.
+    least_gain
+        share of the held-out error that a correction, or more iterations of a solver, must remove.
+    efforts
+        numbers of iterations that are tried, as multiples of the usual one, in this order.
+    """
+
+    judged_cells: int = 2**18
+    examples: int = 48
+    example_cells: int = 2**21
+    least_gain: float = 0.01
+    efforts: tuple[float, ...] = (2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
@@ -57,10 +70,13 @@ class Chain(nn.Module):
     ----------
     steps
         in the order in which they learn. A crop is answered by the last source that claims it.
+    settings
+        how much is learnt from, and what a step must gain.
     """
 
-    def __init__(self, steps: Sequence[Estimator]) -> None:
+    def __init__(self, steps: Sequence[Estimator], settings: ChainSettings | None = None) -> None:
         super().__init__()
+        self.settings = settings or ChainSettings()
         self.steps = nn.ModuleDict({step.name: step for step in steps})
 
     @property
@@ -116,7 +132,7 @@ class Chain(nn.Module):
     @property
     def can_draw(self) -> bool:
         """Whether every crop has a law to draw from."""
-        return any(getattr(step, "draws", False) for step in self.sources)
+        return any(source.draws for source in self.sources)
 
     def free_field(self, grid: tuple[int, int], periodic: tuple[bool, bool]) -> Law | None:
         """The law of unconditional realisations on a larger grid than that of a crop."""
@@ -129,7 +145,7 @@ class Chain(nn.Module):
         self.eval()
         found: dict[str, dict[str, float]] = {}
         for source in self.sources:
-            so_far = Chain([step for step in self.sources if step.name in (*found, source.name)])
+            so_far = Chain([step for step in self.sources if step.name in (*found, source.name)], self.settings)
             found[source.name] = source.learn(lesson, so_far)
         if self.sources:
             found["sources"] = {"effort": self._choose_effort(lesson)}
@@ -140,7 +156,7 @@ class Chain(nn.Module):
         for step in self.corrections:
             notes = step.learn(lesson, self)
             after = self.held_out_error(lesson)
-            if after.mean < (1 - LEAST_GAIN) * error.mean:
+            if after.mean < (1 - self.settings.least_gain) * error.mean:
                 error = after
             else:
                 step.forget()
@@ -149,12 +165,12 @@ class Chain(nn.Module):
                 example.estimate = step.correct(example.given, example.estimate).estimate
         return found
 
-    def source_error(self, lesson: Lesson, judged: int = JUDGED_CELLS) -> float:
+    def source_error(self, lesson: Lesson, judged: int | None = None) -> float:
         """Mean squared error of the sources on the held-out cells of some crops, ``judged`` cells in all.
 
         Without noise: only the observations' own errors remain.
         """
-        crops = lesson.crops
+        crops, judged = lesson.crops, self.settings.judged_cells if judged is None else judged
         places = crops.held.places[: max(LEAST_JUDGED, judged // crops.cells)]
         step = max(1, BATCH_CELLS // crops.cells)
         total, cells = 0.0, 0
@@ -180,12 +196,12 @@ class Chain(nn.Module):
         def error(effort: float) -> float:
             for source in self.sources:
                 source.set_effort(effort)
-            return Chain(self.sources).source_error(lesson)
+            return Chain(self.sources, self.settings).source_error(lesson)
 
         chosen, least = 1.0, error(1.0)
-        for effort in EFFORTS:
+        for effort in self.settings.efforts:
             found = error(effort)
-            if found > (1 - LEAST_EFFORT_GAIN) * least:
+            if found > (1 - self.settings.least_gain) * least:
                 break
             chosen, least = effort, found
         for source in self.sources:
@@ -194,8 +210,8 @@ class Chain(nn.Module):
 
     def _examples(self, lesson: Lesson) -> list[Example]:
         crops = lesson.crops
-        count = max(1, min(EXAMPLES, EXAMPLE_CELLS // crops.cells))
-        step = min(EXAMPLES_AT_ONCE, crops.at_once)
+        count = max(1, min(self.settings.examples, self.settings.example_cells // crops.cells))
+        step = max(1, BATCH_CELLS // crops.cells)
         examples = []
         for first in range(0, count, step):
             batch, noise, context, query = draw_examples(lesson, range(first, min(first + step, count)))

@@ -1,21 +1,22 @@
-r"""Mean and spread of every cell of a gappy record, smoothed as far as held-out cells ask for.
+r"""Mean and spread of every cell of a gappy record, smoothed as much as held-out cells require.
 
 A field with a coast, mountains or a gradient in latitude is not stationary; its anomalies are more so. With n the
 number of visible values of a cell and G_s a Gaussian smoother of s cells,
 
 .. math:: m_s = \frac{G_s \sum x}{G_s\, n}, \qquad v_s = \frac{G_s \sum (x - m)^2}{G_s\, n}
 
-A short record asks for much smoothing, a long one for none. s is chosen where the held-out cells are nearest to m_s
+A short record needs much smoothing, a long one none. s is chosen where the held-out cells are nearest to m_s
 of the other parts of the record, and most likely under v_s; if no map is better by a margin than one number for all
 cells, one number it is.
 
-That does not say how well the anomalies can be interpolated. Noise in the maps is the same in every frame, and a
+That does not measure how well the anomalies can be interpolated. Noise in the maps is the same in every frame, and a
 covariance takes it for a field. So the choice is challenged by both maps under the same s, and by none: a Gaussian law,
 quickly made of pairs of observed values, interpolates the anomalies of a few frames, and the maps under which it misses
 the held-out cells least, in the units of the data, are taken if that is better by a margin.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -26,34 +27,50 @@ from torch import Generator, Tensor
 from fieldfill.data.crops import Crops, Place
 from fieldfill.data.transforms import Normaliser
 from fieldfill.estimators.base import Claim, Given, Lesson, Source
+from fieldfill.estimators.chain import LEAST_JUDGED
 from fieldfill.estimators.gaussian.field import LearntField
 from fieldfill.estimators.gaussian.pairs import factorise, separations, tapered
 
 if TYPE_CHECKING:
     from fieldfill.estimators.chain import Chain
 
-__all__ = ["Climatology", "learn_normaliser", "least_missed"]
+__all__ = ["Climatology", "ClimatologySettings", "learn_normaliser", "least_missed"]
 
-# Widths of the Gaussian smoother that are tried, in cells.
-SMOOTHING = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
-# Gain on held-out cells, as a share of their variance, below which a map is not worth its noise.
-MARGIN = 0.01
-# Smallest spread of a cell, as a share of the variable's own: an almost constant cell must not blow up its errors.
-LEAST_STD = 0.1
-# Weight of the overall mean, in observations.
-TRACE = 0.01
-FOLDS = 8
-# Share of the interpolation error that other maps must stay below to be taken.
-LESS = 0.95
-# Taper (cells) and nugget of the Gaussian field that interpolates.
-TAPER = 9.0
-NUGGET = 0.01
-# Frames of each validation crop, cells of all of them, and crops at least, on which maps are compared.
-JUDGED_FRAMES = 4
-JUDGED_CELLS = 2**17
-LEAST_JUDGED = 3
-# Frames of the record that are read.
-MAX_FRAMES = 8000
+
+@dataclass(frozen=True)
+class ClimatologySettings:
+    """How mean and spread of each cell are learnt.
+
+    Attributes
+    ----------
+    smoothing
+        widths of the Gaussian smoother that are tried, in cells.
+    margin
+        gain on held-out cells, as a share of their variance, below which a map is not worth its noise.
+    least_std
+        smallest spread of a cell, as a share of that of the variable: almost constant cells must not blow up errors.
+    folds
+        parts of the record, each judged by maps of the others.
+    most_frames
+        frames of the record that are read.
+    less
+        share of the interpolation error that other maps must stay below to be taken.
+    taper, nugget
+        width (cells) of the taper and the nugget of the Gaussian field that interpolates.
+    judged_frames, judged_cells
+        frames of each validation crop, and cells of all of them, on which maps are compared.
+    """
+
+    smoothing: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+    margin: float = 0.01
+    least_std: float = 0.1
+    folds: int = 8
+    most_frames: int = 8000
+    less: float = 0.95
+    taper: float = 9.0
+    nugget: float = 0.01
+    judged_frames: int = 4
+    judged_cells: int = 2**17
 
 
 class Climatology(Source):
@@ -79,10 +96,11 @@ class NoAnomaly:
         return torch.zeros_like(given.y)
 
 
-def learn_normaliser(crops: Crops, generator: Generator) -> Normaliser:
-    """The normaliser of ``crops``, which has one number a variable, with maps (C, H, W) where they pay."""
+def learn_normaliser(crops: Crops, generator: Generator, settings: ClimatologySettings | None = None) -> Normaliser:
+    """The normaliser of ``crops``, one number for each variable, or maps (C, H, W) where these lower the error."""
+    settings = settings or ClimatologySettings()
     own, periodic = crops.normaliser, crops.record.periodic
-    folds = _Folds(crops, generator)
+    folds = _Folds(crops, generator, settings)
     zero, sums = torch.zeros(len(own.mean), 1, 1), folds.sums(lambda x: x)
     mean = folds.best(
         lambda total, count, cells: zero if cells is None else _smooth(total, count, cells, periodic),
@@ -95,43 +113,46 @@ def learn_normaliser(crops: Crops, generator: Generator) -> Normaliser:
         overall = total.sum((1, 2), keepdim=True) / count.sum((1, 2), keepdim=True).clamp(min=1)
         overall = torch.where(overall > 0, overall, 1)  # a constant variable keeps the scale it has
         found = overall if cells is None else _smooth(total, count, cells, periodic)
-        return torch.maximum(found, LEAST_STD**2 * overall)
+        return torch.maximum(found, settings.least_std**2 * overall)
 
     variance = folds.best(variance_of, squares, lambda x, v: torch.log(v) + (x - mean[:, None]).square() / v)
     pairs, (total, count), power = [(mean, variance)], sums.sum(0), folds.sums(torch.square).sum(0)[0]
-    for cells in (None, *SMOOTHING):
+    for cells in (None, *settings.smoothing):
         centre = zero if cells is None else _smooth(total, count, cells, periodic)
         around = (power - 2 * centre * total + centre.square() * count).clamp(min=0)
         pairs.append((centre, variance_of(around, count, cells)))
     scale, shift = own.std[:, None, None], own.mean[:, None, None]
     options = [Normaliser(shift + scale * m.double().numpy(), scale * v.sqrt().double().numpy()) for m, v in pairs]
-    return least_missed(crops, options, generator)
+    return least_missed(crops, options, generator, settings)
 
 
-def least_missed(crops: Crops, options: list[Normaliser], generator: Generator) -> Normaliser:
+def least_missed(
+    crops: Crops, options: list[Normaliser], generator: Generator, settings: ClimatologySettings
+) -> Normaliser:
     """The first of the options, unless another is clearly better to interpolate with."""
     own, state = crops.normaliser, generator.get_state()
     errors = []
     for option in options:
         crops.normalise(option)
         generator.set_state(state)  # all are judged by the same frames
-        errors.append(_interpolation_error(crops, generator))
+        errors.append(_interpolation_error(crops, generator, settings))
     crops.normalise(own)
     best = int(np.argmin(errors))
-    return options[best if errors[best] < LESS * errors[0] else 0]
+    return options[best if errors[best] < settings.less * errors[0] else 0]
 
 
 @torch.no_grad()
-def _interpolation_error(crops: Crops, generator: Generator) -> float:
+def _interpolation_error(crops: Crops, generator: Generator, settings: ClimatologySettings) -> float:
     """Mean squared error at held-out cells of a law made of pairs of values, as a share of the variance."""
     variables, (length, rows, columns) = crops.record.shape[1], crops.shape
-    frames = min(JUDGED_FRAMES, length)
+    frames = min(settings.judged_frames, length)
     field = LearntField(variables, frames, (rows, columns), crops.periodic).eval()
     found = separations(crops, field.torus, generator, frames).covariance
-    field.set_covariance(factorise(tapered(found, TAPER, (0.0, 0.0)), field), None)
-    field.nugget.fill_(NUGGET)
+    field.set_covariance(factorise(tapered(found, settings.taper, (0.0, 0.0)), field), None)
+    field.nugget.fill_(settings.nugget)
     total, cells = 0.0, 0
-    for place in crops.held.places[: max(LEAST_JUDGED, JUDGED_CELLS // (variables * frames * rows * columns))]:
+    judged = max(LEAST_JUDGED, settings.judged_cells // (variables * frames * rows * columns))
+    for place in crops.held.places[:judged]:
         batch, held = crops.held_out([place])
         x, context, held = (part[:, :, :frames] for part in (batch.x, batch.observed, held))
         error = crops.scale_at(place)[:, None] * (field.condition(x, context, torch.zeros(())) - x)
@@ -142,13 +163,13 @@ def _interpolation_error(crops: Crops, generator: Generator) -> float:
 class _Folds:
     """Parts of a record in time (or of its samples), so that a map can be judged by what it was not made of.
 
-    A mean that knows the weeks around a validation crop would be praised for what any interpolation in time knows.
+    A mean over the weeks around a validation crop would be credited for what any interpolation in time achieves.
     """
 
-    def __init__(self, crops: Crops, generator: Generator) -> None:
-        self.crops = crops
-        parts = crops.slabs(MAX_FRAMES, generator)
-        count = min(FOLDS, len(parts))
+    def __init__(self, crops: Crops, generator: Generator, settings: ClimatologySettings) -> None:
+        self.crops, self.settings = crops, settings
+        parts = crops.slabs(settings.most_frames, generator)
+        count = min(settings.folds, len(parts))
         self.parts = [parts[i * len(parts) // count : (i + 1) * len(parts) // count] for i in range(count)]
 
     def sums(self, of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -169,10 +190,10 @@ class _Folds:
     ) -> Tensor:
         """``make(total, count, smoothing)`` (C, H, W) of the smoothing with the lowest price on held-out cells.
 
-        None, one number for all cells, wins unless another gains MARGIN. A single fold allows no judgement.
+        None, one number for all cells, wins unless another gains by the margin. A single fold allows no judgement.
         """
         whole = sums.sum(0)
-        options = [None, *SMOOTHING] if len(self.parts) > 1 else [None]
+        options = [None, *self.settings.smoothing] if len(self.parts) > 1 else [None]
         others = [[make(whole[0] - part[0], whole[1] - part[1], smoothing) for smoothing in options] for part in sums]
         prices, cells = np.zeros(len(options)), 0
         for place in self.crops.held.places:
@@ -182,7 +203,7 @@ class _Folds:
             prices += [torch.where(held[0], price(batch.x[0], m[:, None]), 0).sum().item() for m in maps]
         prices /= max(1, cells)
         choice = int(prices.argmin())
-        return make(whole[0], whole[1], options[choice] if prices[choice] < prices[0] - MARGIN else None)
+        return make(whole[0], whole[1], options[choice] if prices[choice] < prices[0] - self.settings.margin else None)
 
     def _fold_of(self, place: Place) -> int:
         """The fold that a validation crop lies in, or that comes last before it."""
@@ -190,13 +211,15 @@ class _Folds:
         return max(0, sum(begin <= place[:2] for begin in begins) - 1)
 
 
-def _smooth(total: Tensor, count: Tensor, cells: float, periodic: tuple[bool, bool]) -> Tensor:
-    """Weighted mean over the neighbourhood of every cell, (C, H, W); far from any value, the overall mean."""
+def _smooth(total: Tensor, count: Tensor, cells: float, periodic: tuple[bool, bool], trace: float = 0.01) -> Tensor:
+    """Weighted mean over the neighbourhood of every cell, (C, H, W); far from any value, the overall mean.
+
+    The overall mean has the weight of ``trace`` observations: a cell without any neighbour has nothing else to go by.
+    """
     sums = torch.stack([total, count]).numpy()
     for axis, closed in zip((-2, -1), periodic):
         if cells:
             sums = gaussian_filter1d(sums, cells, axis=axis, mode="wrap" if closed else "constant")
     overall = total.sum((1, 2), keepdim=True) / count.sum((1, 2), keepdim=True).clamp(min=1)
     values, weights = torch.from_numpy(sums)
-    # A trace of the overall mean: a cell without any neighbour has nothing else to go by.
-    return (values + TRACE * overall) / (weights + TRACE)
+    return (values + trace * overall) / (weights + trace)

@@ -7,20 +7,20 @@ with expectation–maximisation. It is kept if it lowers the held-out error.
 """
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from fieldfill.data.crops import Place
 from fieldfill.estimators.base import Claim, Given, Lesson, Source
-from fieldfill.estimators.chain import BATCH_CELLS, JUDGED_CELLS
+from fieldfill.estimators.chain import BATCH_CELLS
 from fieldfill.estimators.gaussian.field import GaussianLaw, LearntField
 from fieldfill.estimators.gaussian.learning import (
-    COMPLETED_CELLS,
-    LEAST_GAIN,
-    TAPERS,
     CovarianceSearch,
+    GaussianSettings,
     complete_crops,
 )
 from fieldfill.estimators.velocity import estimate_drift, fastest_drift
@@ -28,24 +28,49 @@ from fieldfill.estimators.velocity import estimate_drift, fastest_drift
 if TYPE_CHECKING:
     from fieldfill.estimators.chain import Chain
 
-__all__ = ["Drift"]
+__all__ = ["Drift", "DriftSettings"]
 
-# Fewest frames of a crop in which a drift can be told from change.
+# Fewest frames of a crop in which a drift can be distinguished from change.
 LEAST_FRAMES = 3
-# Crops whose drift is estimated, and the share of them that must show one clearly.
-SEARCHED = 64
-LEAST_CLEAR = 0.1
-# Twice as many cells as for the common field: what moves unchanged shows each wave only once in a crop.
-MORE_CELLS = 2
-# Times exp(-τ / memory) that are tried for the first covariance, in crops.
-MEMORIES = (4.0, 1.0, 0.25)
-ROUNDS = 4
-# Smallest nugget of moving crops: with less the equations take many more steps and the answer is the same.
-LEAST_NUGGET = 0.003
-# Multiple of the common field's error above which no further round is tried.
-HOPELESS = 1.2
-# Relative gain of the held-out error for which the second field is kept.
-LEAST_BETTER = 0.02
+
+
+@dataclass(frozen=True)
+class DriftSettings:
+    """When crops count as drifting, and how their covariance is searched for.
+
+    Attributes
+    ----------
+    fastest
+        drift along each axis at most, in cells per frame.
+    clarity
+        share of the differences between frames that a clear drift may leave.
+    cells
+        that are judged and completed, as a multiple of those for the common field: what moves unchanged shows each
+        wave only once in a crop.
+    searched, least_clear
+        crops whose drift is estimated, and the share of them that must drift clearly.
+    memories
+        times exp(-τ / memory) that are tried for the first covariance, in crops.
+    rounds
+        of expectation–maximisation at most.
+    least_nugget
+        smallest nugget: with less the equations take many more steps and the answer is the same.
+    hopeless
+        multiple of the common field's error above which no further round is tried.
+    least_better
+        relative gain of the held-out error for which the second field is kept.
+    """
+
+    fastest: Annotated[float, Gt(0), Le(64)] = 4.0
+    clarity: Annotated[float, Gt(0), Le(1)] = 0.8
+    cells: int = 2
+    searched: int = 64
+    least_clear: float = 0.1
+    memories: tuple[float, ...] = (4.0, 1.0, 0.25)
+    rounds: int = 4
+    least_nugget: float = 0.003
+    hopeless: float = 1.2
+    least_better: float = 0.02
 
 
 class Drift(Source):
@@ -55,13 +80,20 @@ class Drift(Source):
     ----------
     common
         the field of all crops: its shape, and the covariance to begin with.
+    settings
+        when a crop counts as drifting.
+    search
+        how the covariance of a record is searched for.
     """
 
     name: ClassVar[str] = "drift"
     field: LearntField | None
 
-    def __init__(self, common: LearntField) -> None:
+    def __init__(
+        self, common: LearntField, settings: DriftSettings | None = None, search: GaussianSettings | None = None
+    ) -> None:
         super().__init__()
+        self.settings, self.search = settings or DriftSettings(), search or GaussianSettings()
         self._common = (common,)  # in a tuple, so that it is not a part of this module as well
         self.field = None
 
@@ -76,32 +108,34 @@ class Drift(Source):
     @torch.no_grad()
     def drifts(self, y: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """Drift (B, 2) of crops y (B, C, T, H, W) seen at ``context``, and whether it is clear (B,); 0 if not."""
-        (common,) = self._common
-        return estimate_drift(y, context, common.torus, fastest_drift(common.shape[2:], common.torus, common.shape[1]))
+        (common,), settings = self._common, self.settings
+        fastest = fastest_drift(common.shape[2:], common.torus, common.shape[1], settings.fastest)
+        return estimate_drift(y, context, common.torus, fastest, settings.clarity)
 
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
-        (common,) = self._common
+        (common,), settings = self._common, self.settings
         self.field = None
         places, drifts = self._clear_windows(lesson) if common.shape[1] >= LEAST_FRAMES else ([], torch.zeros(0, 2))
         if not places:
             return {"used": 0.0}
-        judged = MORE_CELLS * JUDGED_CELLS
+        judged = settings.cells * chain.settings.judged_cells
         before = chain.source_error(lesson, judged)
         self.field = common.empty()
         search = CovarianceSearch(self.field, lesson, chain, judged)
-        nugget = max(LEAST_NUGGET, common.nugget.item())
-        for memory in MEMORIES:
+        nugget = max(settings.least_nugget, common.nugget.item())
+        for memory in settings.memories:
             search.attempt(_fading(common, memory * common.shape[1]), math.inf, (0.0, 0.0), nugget)
-        for turn in range(ROUNDS):
+        for turn in range(settings.rounds):
             search.restore()
             last = search.best["validation"]
             covariance, nugget = complete_crops(self.field, lesson.crops, places, lesson.generator, drifts)
-            for taper in (math.inf, TAPERS[0]) if turn == 0 else (search.taper,):
-                search.attempt(covariance, taper, (0.0, 0.0), max(LEAST_NUGGET, nugget))
-            if search.best["validation"] > min((1 - LEAST_GAIN) * last, HOPELESS * before):
+            for taper in (math.inf, self.search.tapers[0]) if turn == 0 else (search.taper,):
+                search.attempt(covariance, taper, (0.0, 0.0), max(settings.least_nugget, nugget))
+            gain = (1 - self.search.least_gain) * last
+            if search.best["validation"] > min(gain, settings.hopeless * before):
                 break
         search.restore()
-        if search.best["validation"] > (1 - LEAST_BETTER) * before:
+        if search.best["validation"] > (1 - settings.least_better) * before:
             self.field = None
             return {"used": 0.0}
         found = {name: search.best[name] for name in ("taper", "nugget", "validation")}
@@ -111,13 +145,13 @@ class Drift(Source):
     def _clear_windows(self, lesson: Lesson) -> tuple[list[Place], Tensor]:
         """Some crops that show a clear drift, and these drifts (N, 2); none if they are few."""
         crops = lesson.crops
-        places = crops.some(SEARCHED, lesson.generator)
+        places = crops.some(self.settings.searched, lesson.generator)
         step = max(1, BATCH_CELLS // crops.cells)
         batches = [crops.training(places[i : i + step]) for i in range(0, len(places), step)]
         drifts, clear = (torch.cat(part) for part in zip(*(self.drifts(b.x, b.observed) for b in batches)))
-        if clear.float().mean() < LEAST_CLEAR:
+        if clear.float().mean() < self.settings.least_clear:
             return [], drifts[:0]
-        kept = clear.nonzero()[: max(2, MORE_CELLS * COMPLETED_CELLS // crops.cells), 0]
+        kept = clear.nonzero()[: max(2, self.settings.cells * self.search.completed_cells // crops.cells), 0]
         return [places[i] for i in kept.tolist()], drifts[kept]
 
     def set_effort(self, effort: float) -> None:

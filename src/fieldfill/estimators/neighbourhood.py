@@ -1,4 +1,4 @@
-r"""What the neighbourhood says: a first estimate sharpened or smoothed, and bent along maps of the place.
+r"""Correction by the neighbourhood: a first estimate is sharpened or smoothed, and bent along maps of the place.
 
 Covariances are the same everywhere, places are not: along a coast or a slope, fields follow the land. With u a map of
 the place (mean or spread of each cell, height, distance; standardised) and <·> the mean over the context cells around
@@ -7,17 +7,19 @@ a cell, weighted by a Gaussian of two cells, the field is bent along the map as 
 .. math:: \frac{\langle y u \rangle - \langle y \rangle \langle u \rangle}
           {\langle u^2 \rangle - \langle u \rangle^2 + \epsilon} \; (u - \langle u \rangle)
 
-which geostatistics knows as kriging with external drift, here with a slope of its own for every place and frame.
+which is called kriging with external drift in geostatistics, here with a slope of its own for every place and frame.
 Further parts are the map u and its fine detail u - G u, and three bands of the first estimate g, from fine to coarse,
 each as it is and times these. Every part has one weight for each variable (`fieldfill.estimators.regression`). Without
-any map the bands are left: they say how the estimate should have been filtered.
+any map the bands are left: they correct the way in which the estimate was filtered.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from fieldfill.estimators.base import Answer, Correction, Given, Lesson
@@ -26,16 +28,28 @@ from fieldfill.estimators.regression import weights_of_parts
 if TYPE_CHECKING:
     from fieldfill.estimators.chain import Chain
 
-__all__ = ["Neighbourhood", "around", "blurred"]
+__all__ = ["Neighbourhood", "NeighbourhoodSettings", "around", "blurred"]
 
-# Widths of the Gaussian smoothers, in cells.
-FINE = 1.0
-MIDDLE = 2.0
-COARSE = 5.0
-# Added to the variance of a map near a cell, so that flat places get no slope.
-EPSILON = 0.05
-# Maps that are used at most.
-MOST_MAPS = 6
+
+@dataclass(frozen=True)
+class NeighbourhoodSettings:
+    """Scales of the correction by bands and maps.
+
+    Attributes
+    ----------
+    fine, middle, coarse
+        widths of the Gaussian smoothers, in cells: bands lie between fine and coarse, slopes are means over middle.
+    flat
+        added to the variance of a map near a cell, so that flat places get no slope.
+    most_maps
+        maps that are used at most.
+    """
+
+    fine: Annotated[float, Gt(0), Le(64)] = 1.0
+    middle: Annotated[float, Gt(0), Le(64)] = 2.0
+    coarse: Annotated[float, Gt(0), Le(64)] = 5.0
+    flat: Annotated[float, Gt(0)] = 0.05
+    most_maps: Annotated[int, Ge(0)] = 6
 
 
 class Neighbourhood(Correction):
@@ -46,17 +60,22 @@ class Neighbourhood(Correction):
     variables
         number of variables.
     maps
-        number K of maps; more than `MOST_MAPS` are not looked at.
+        number K of maps.
     periodic
         whether rows and columns close on themselves.
+    settings
+        widths of the bands, and the number of maps that are used.
     """
 
     name: ClassVar[str] = "neighbourhood"
     weights: Tensor
 
-    def __init__(self, variables: int, maps: int, periodic: tuple[bool, bool]) -> None:
+    def __init__(
+        self, variables: int, maps: int, periodic: tuple[bool, bool], settings: NeighbourhoodSettings | None = None
+    ) -> None:
         super().__init__()
-        self.periodic, self.maps = periodic, min(maps, MOST_MAPS)
+        self.periodic, self.settings = periodic, settings or NeighbourhoodSettings()
+        self.maps = min(maps, self.settings.most_maps)
         self.register_buffer("weights", torch.zeros(variables, 3 + 9 * self.maps))
 
     def correct(self, given: Given, estimate: Tensor) -> Answer:
@@ -77,11 +96,12 @@ class Neighbourhood(Correction):
 
     def parts(self, given: Given, guess: Tensor) -> Iterator[Tensor]:
         """What may be added to ``guess``, one part (B, C, T, H, W) after the other."""
-        smooth = [blurred(guess, cells, self.periodic) for cells in (FINE, MIDDLE, COARSE)]
-        bands = guess - smooth[0], smooth[0] - smooth[2], smooth[2]
+        settings = self.settings
+        fine, coarse = (blurred(guess, cells, self.periodic) for cells in (settings.fine, settings.coarse))
+        bands = guess - fine, fine - coarse, coarse
         yield from bands
         maps = given.maps[:, : self.maps, None, None]  # (B, K, 1, 1, H, W)
-        for u, detail in zip(maps.unbind(1), (maps - blurred(maps, MIDDLE, self.periodic)).unbind(1)):
+        for u, detail in zip(maps.unbind(1), (maps - blurred(maps, settings.middle, self.periodic)).unbind(1)):
             for place in (u, detail):
                 yield place.expand_as(guess)
                 yield from (band * place for band in bands)
@@ -90,11 +110,12 @@ class Neighbourhood(Correction):
             yield from self._slopes(y, given.context.to(guess.dtype), maps)
 
     def _slopes(self, y: Tensor, mask: Tensor, maps: Tensor) -> Iterator[Tensor]:
-        near = blurred(mask, MIDDLE, self.periodic) + 1e-3
-        mean = blurred(y, MIDDLE, self.periodic) / near
+        cells, flat = self.settings.middle, self.settings.flat
+        near = blurred(mask, cells, self.periodic) + 1e-3
+        mean = blurred(y, cells, self.periodic) / near
         for u in maps.unbind(1):
-            level, square, product = (blurred(v, MIDDLE, self.periodic) / near for v in (mask * u, mask * u**2, y * u))
-            yield (product - mean * level) / (square - level**2 + EPSILON) * (u - level)
+            level, square, product = (blurred(v, cells, self.periodic) / near for v in (mask * u, mask * u**2, y * u))
+            yield (product - mean * level) / (square - level**2 + flat) * (u - level)
 
 
 def blurred(x: Tensor, cells: float, periodic: Sequence[bool]) -> Tensor:

@@ -5,10 +5,10 @@ r"""Crops that obey linear equations of their own: waves, flows in balance, diff
 .. math:: x_{f+1}(r) = \sum_d A(d)\, x_f(r + d), \qquad \text{in Fourier space} \quad x_{f+1,k} = A_k\, x_{f,k}
 
 with a matrix A(d) over the variables for each of the 3 x 3 neighbours d. Depth, rotation or viscosity may differ from
-crop to crop, so each crop tells its own A: least squares over all cells that are observed, with their neighbours
+crop to crop, so A is estimated for each crop: least squares over all cells that are observed, with their neighbours
 and the frame after. Noise of a known variance s² makes the sums of squares of N equations too large by N s², which
 would damp the waves more with every frame; it is taken off. What is then left undetermined stays as it is from frame to
-frame. A is clear if it leaves less than `CLEAR` of the change from frame to frame, noise apart, and if its own error is
+frame. A is clear if it leaves less than a tenth of the change from frame to frame, noise apart, and if its own error is
 small: residuals of the variance l and u unknowns leave an error of l u / N a frame, T² times as much at the end. What
 is taken off is known the less well the fewer the equations are, so noisy crops need more of them, 2 u T.
 
@@ -23,39 +23,79 @@ growing, since an error in A would grow with it.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Generator, Tensor, nn
 
 from fieldfill.estimators.base import Given
 from fieldfill.estimators.gaussian.solver import conjugate_gradients
 
-__all__ = ["Equations", "WaveLaw", "WindowEquations"]
+__all__ = ["Equations", "WaveLaw", "WavesSettings", "WindowEquations"]
 
+# The 3 x 3 neighbours d of a cell, as (row, column).
 NEIGHBOURS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
-# Share of the change from frame to frame that a clear A may leave.
-CLEAR = 0.1
-# Equations of a crop that are used at most.
-EQUATIONS = 2**16
-# Equations that each unknown needs; with noise, for each unknown and frame.
-ENOUGH = 10
-NOISY_ENOUGH = 2
-# Error of the last frame that may come from that of A, as a share of the squared amplitude.
-SURE = 1.5e-2
-# Smallest noise, as a share of the squared amplitude.
+# Smallest variance of the noise, as a share of the squared amplitude; less is rounding.
 LEAST_NOISE = 1e-9
-# Power below which noise determines nothing, as a share of the power of the noise.
-UNSURE = 0.1
-# Entries of a step beyond which rounding made it.
-LARGE = 1e3
-# Conjugate-gradient steps and the tolerance of their squared residual: rarely seen modes are in its last digits.
-STEPS = 100
-TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class WavesSettings:
+    """When crops count as waves, and how the covariance of a frame is learnt.
+
+    Attributes
+    ----------
+    searched, least_clear
+        crops whose equations are estimated, and the share of them that must reveal them clearly.
+    judged
+        crops on which the law is judged.
+    rounds, least_gain
+        rounds of expectation–maximisation at most, and the relative gain without which a round is the last.
+    completed, completed_cells
+        crops that are completed in a round at least, and cells of all of them if these are more crops.
+    nuggets
+        error variances of the observations that are tried, as shares of the squared amplitude.
+    least_better
+        relative gain of the held-out error for which the law is kept.
+    loudest
+        largest variance of the noise at which equations are estimated.
+    clarity
+        share of the change from frame to frame that clear equations may leave, noise apart.
+    surety
+        squared error of the last frame that may come from that of A, as a share of the squared amplitude.
+    enough, noisy_enough
+        equations that each unknown needs; with noise, that it needs for each frame.
+    most_equations
+        of a crop that are used.
+    steps
+        conjugate-gradient steps at most; training takes half as many.
+    tolerance
+        of their squared residual: rarely seen modes are in its last digits.
+    """
+
+    searched: int = 64
+    least_clear: float = 0.1
+    judged: int = 12
+    rounds: int = 4
+    least_gain: float = 0.01
+    completed: int = 8
+    completed_cells: int = 2**22
+    nuggets: tuple[float, ...] = (0.3, 0.1)
+    least_better: float = 0.02
+    loudest: Annotated[float, Ge(0), Le(1)] = 1e-2
+    clarity: Annotated[float, Gt(0), Le(1)] = 0.1
+    surety: Annotated[float, Gt(0), Le(1)] = 1.5e-2
+    enough: Annotated[int, Ge(1)] = 10
+    noisy_enough: Annotated[int, Ge(1)] = 2
+    most_equations: Annotated[int, Ge(1)] = 2**16
+    steps: Annotated[int, Ge(2)] = 100
+    tolerance: Annotated[float, Ge(0), Le(1)] = 1e-12
 
 
 @dataclass(frozen=True)
 class WindowEquations:
-    """What some crops tell about themselves.
+    """Equations and amplitudes of some crops.
 
     Attributes
     ----------
@@ -78,15 +118,19 @@ class Equations(nn.Module):
         (C, T, H, W) of a crop.
     torus
         rows and columns of the torus that the grid lies in.
+    settings
+        when equations are clear, and how many steps a solution takes.
     """
 
     root: Tensor
     nugget: Tensor
     unit: Tensor
 
-    def __init__(self, shape: tuple[int, int, int, int], torus: tuple[int, int]) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int], torus: tuple[int, int], settings: WavesSettings | None = None
+    ) -> None:
         super().__init__()
-        self.shape, self.torus = shape, torus
+        self.shape, self.torus, self.settings = shape, torus, settings or WavesSettings()
         modes = torus[0] * (torus[1] // 2 + 1)
         # L_k, real and imaginary parts; error of an observation in squares of the amplitude; scale of every cell.
         self.register_buffer("root", torch.zeros(modes, shape[0], shape[0], 2))
@@ -102,7 +146,7 @@ class Equations(nn.Module):
 
     @torch.no_grad()
     def estimate(self, y: Tensor, context: Tensor, noise: Tensor) -> tuple[WindowEquations, Tensor]:
-        """The equations of crops y (B, C, T, H, W) seen at ``context``, of those that tell them clearly (B,).
+        """The equations of crops y (B, C, T, H, W) seen at ``context``, of those that reveal them clearly (B,).
 
         ``noise`` is the variance of the noise of each, (B,) or one for all.
         """
@@ -112,7 +156,7 @@ class Equations(nn.Module):
         amplitude = (square / count.clamp(min=1)).sqrt().clamp(min=1e-12)
         noise = noise.expand(len(y))[:, None] * self.unit.square().mean((1, 2, 3)) / amplitude.flatten(1).square()
         rows = zip(x / amplitude, mask.bool(), noise.clamp(min=LEAST_NOISE))
-        found = [_stencil(*row, self.torus) for row in rows]
+        found = [_stencil(*row, self.torus, self.settings) for row in rows]
         clear = torch.tensor([stencil is not None for stencil in found], dtype=torch.bool)
         stencils = [stencil for stencil in found if stencil is not None]
         steps = self.root.new_zeros(0, len(self.root), self.shape[0] * self.shape[1], self.shape[0]).to(torch.cfloat)
@@ -182,8 +226,10 @@ class Equations(nn.Module):
             modes = torch.fft.rfft2(z).flatten(2).transpose(1, 2)[..., None]
             return self._to_torus((inverse @ modes)[..., 0])
 
-        steps = STEPS // 2 if self.training else STEPS
-        return conjugate_gradients(operator, precondition, self._gather(weight * y, filters), steps, TOLERANCE)
+        steps = self.settings.steps // 2 if self.training else self.settings.steps
+        return conjugate_gradients(
+            operator, precondition, self._gather(weight * y, filters), steps, self.settings.tolerance
+        )
 
 
 @dataclass(frozen=True)
@@ -204,10 +250,18 @@ class WaveLaw:
         return self.equations.draw(count, generator, self.own)
 
 
-def _stencil(x: Tensor, mask: Tensor, noise: Tensor, torus: tuple[int, int]) -> Tensor | None:
+def _stencil(
+    x: Tensor,
+    mask: Tensor,
+    noise: Tensor,
+    torus: tuple[int, int],
+    settings: WavesSettings,
+    unsure: float = 0.1,
+) -> Tensor | None:
     """A(d) (9, C, C) of a crop x (C, T, H, W), from neighbour and variable to variable; None if it is not clear.
 
-    ``noise`` (C,) are the variances of the noise of x.
+    ``noise`` (C,) are the variances of the noise of x. Power below the share ``unsure`` of that of the noise determines
+    nothing.
     """
     variables, frames, rows, columns = x.shape
     seen = torch.zeros(frames, *torus, dtype=torch.bool)
@@ -217,9 +271,9 @@ def _stencil(x: Tensor, mask: Tensor, noise: Tensor, torus: tuple[int, int]) -> 
         whole &= torch.roll(seen[:-1], (-row, -column), (1, 2))
     frame, i, j = whole.nonzero(as_tuple=True)
     unknowns, noisy = len(NEIGHBOURS) * variables, bool((noise > LEAST_NOISE).any())
-    if len(frame) < unknowns * max(ENOUGH, NOISY_ENOUGH * frames * noisy):
+    if len(frame) < unknowns * max(settings.enough, settings.noisy_enough * frames * noisy):
         return None
-    some = torch.linspace(0, len(frame) - 1, min(EQUATIONS, len(frame))).long()
+    some = torch.linspace(0, len(frame) - 1, min(settings.most_equations, len(frame))).long()
     frame, i, j = frame[some], i[some], j[some]
     # On an axis that closes on itself torus and grid are the same; elsewhere no neighbour lies outside of the grid.
     before = torch.cat([x[:, frame, (i + d) % torus[0], (j + e) % torus[1]] for d, e in NEIGHBOURS]).double()
@@ -233,19 +287,19 @@ def _stencil(x: Tensor, mask: Tensor, noise: Tensor, torus: tuple[int, int]) -> 
     # The noise of x before is part of both: the change begins at the cell in the middle.
     own = slice(len(NEIGHBOURS) // 2 * variables, (len(NEIGHBOURS) // 2 + 1) * variables)
     products[own] += torch.diag(len(frame) * noise) / scale[own]
-    found = vectors @ ((values / (values**2 + UNSURE**2))[:, None] * (vectors.T @ products)) / scale
+    found = vectors @ ((values / (values**2 + unsure**2))[:, None] * (vectors.T @ products)) / scale
     left = (change - found.T @ before).square().mean(1)
-    unsure = frames**2 * left.mean() * unknowns / len(frame)
+    loss = frames**2 * left.mean() * unknowns / len(frame)
     found[own] += torch.eye(variables, dtype=found.dtype)
     left = left - noise - noise.repeat(len(NEIGHBOURS)) @ found.square()
     moved = change.square().mean(1) - 2 * noise
-    if unsure > SURE or moved.sum() < noise.sum() or not left.sum() < CLEAR * moved.sum():
+    if loss > settings.surety or moved.sum() < noise.sum() or not left.sum() < settings.clarity * moved.sum():
         return None
     return found.unflatten(0, (len(NEIGHBOURS), variables))
 
 
-def _powers(stencils: Tensor, frames: int, torus: tuple[int, int]) -> Tensor:
-    """A_k^f (B, K, CT, C) for stencils (B, 9, C, C)."""
+def _powers(stencils: Tensor, frames: int, torus: tuple[int, int], large: float = 1e3) -> Tensor:
+    """A_k^f (B, K, CT, C) for stencils (B, 9, C, C); entries of a step beyond ``large`` come from rounding."""
     variables = stencils.shape[-1]
     kernel = stencils.new_zeros(len(stencils), variables, variables, *torus)
     for (row, column), weights in zip(NEIGHBOURS, stencils.unbind(1)):
@@ -257,7 +311,7 @@ def _powers(stencils: Tensor, frames: int, torus: tuple[int, int]) -> Tensor:
     bounded = (vectors * (values / size.clamp(min=1))[..., None, :]) @ inverse
     # Where the eigenvectors are no basis, all of the matrix is damped.
     damped = step / size.amax(-1)[..., None, None].clamp(min=1)
-    whole = bounded.isfinite().all((-1, -2), keepdim=True) & (bounded.abs().amax((-1, -2), keepdim=True) < LARGE)
+    whole = bounded.isfinite().all((-1, -2), keepdim=True) & (bounded.abs().amax((-1, -2), keepdim=True) < large)
     step = torch.where(whole, bounded, damped)
     powers = [torch.eye(variables, dtype=step.dtype).expand_as(step)]
     for _ in range(frames - 1):

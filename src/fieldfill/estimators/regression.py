@@ -13,9 +13,6 @@ from fieldfill.estimators.base import Example
 
 __all__ = ["ridge_solution", "weights_of_parts"]
 
-# Ridge, as a share of the mean square of each part.
-RIDGE = 1e-4
-
 
 def weights_of_parts(examples: Sequence[Example], offer: Callable[[Example], Iterable[Tensor]]) -> tuple[float, Tensor]:
     """Mean squared error of the best weights of the parts at query cells, and these weights (C, P)."""
@@ -36,8 +33,11 @@ def weights_of_parts(examples: Sequence[Example], offer: Callable[[Example], Ite
     return left / max(1, cells), weights.float()
 
 
-def ridge_solution(ff: Tensor, fr: Tensor) -> Tensor:
-    """Ridge regression on parts scaled to one size; 0 for a part that is 0 everywhere."""
+def ridge_solution(ff: Tensor, fr: Tensor, ridge: float = 1e-4) -> Tensor:
+    """Ridge regression on parts scaled to one size; 0 for a part that is 0 everywhere.
+
+    ``ridge`` is a share of the mean square of each part.
+    """
     size = ff.diagonal().sqrt().clamp(min=1e-6)
     scaled = ff / size / size[:, None]
-    return torch.linalg.solve(scaled + RIDGE * torch.eye(len(ff), dtype=ff.dtype), fr / size) / size
+    return torch.linalg.solve(scaled + ridge * torch.eye(len(ff), dtype=ff.dtype), fr / size) / size

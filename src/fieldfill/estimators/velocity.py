@@ -11,8 +11,8 @@ m is the mask. The sums over frames f, cells r and variables are correlations, f
 FFT. Noise adds a constant to D and does not move its least value. Short lags find the neighbourhood of v, long ones
 give the digits: the step of the search halves as the longest lag doubles, and a parabola has the last word.
 
-*Confidence.* A drift is clear if it leaves less than `CLEAR` of the differences that standing still leaves, J(v) <
-`CLEAR` J(0), whatever the units. Noise and fields that stand still do not pass. Of fields that are renewed within a few
+*Confidence.* A drift is clear if it leaves less than a share c of the differences that standing still leaves, J(v) <
+c J(0), whatever the units. Noise and fields that stand still do not pass. Of fields that are renewed within a few
 frames some pass by chance.
 """
 
@@ -21,19 +21,15 @@ import math
 import torch
 from torch import Tensor
 
+from fieldfill.data.pieces import at_once
+
 __all__ = ["estimate_drift", "fastest_drift"]
 
-CLEAR = 0.8  # of the differences that are left
-FASTEST = 4.0  # cells per frame
-COARSE = 0.5  # cells per frame, first step of the search
-LAGS = 16  # at most
-LONGEST = 0.8  # lag, as a share of the frames: few pairs are further apart
-FEW = 20.0  # pairs that D must have to count for more than a guess, which is that of unrelated values
-BATCH_CELLS = 2**21  # cells that are looked at together
 
-
-def fastest_drift(grid: tuple[int, int], torus: tuple[int, int], frames: int) -> tuple[float, float]:
-    """Fastest drift along each axis of a grid on a torus.
+def fastest_drift(
+    grid: tuple[int, int], torus: tuple[int, int], frames: int, limit: float = 4.0
+) -> tuple[float, float]:
+    """Fastest drift along each axis of a grid on a torus, ``limit`` cells per frame at most.
 
     What leaves one side of an axis that is not periodic must not come back on the other: over a crop it may move by
     half of the padding.
@@ -41,30 +37,38 @@ def fastest_drift(grid: tuple[int, int], torus: tuple[int, int], frames: int) ->
     fastest = []
     for size, around in zip(grid, torus):
         room = (around - size) / 2 / max(1, frames - 1) if around > size else size / 4
-        fastest.append(min(FASTEST, room))
+        fastest.append(min(limit, room))
     return fastest[0], fastest[1]
 
 
 def estimate_drift(
-    x: Tensor, mask: Tensor, torus: tuple[int, int], fastest: tuple[float, float]
+    x: Tensor, mask: Tensor, torus: tuple[int, int], fastest: tuple[float, float], clarity: float = 0.8
 ) -> tuple[Tensor, Tensor]:
     """Drift (B, 2) of each crop x (B, C, T, H, W) seen at ``mask``, and whether it is clear, (B,) bool.
+
+    It is clear if it leaves less than the share ``clarity`` of the differences that standing still leaves.
 
     A drift that is not clear is 0. The estimate of a crop does not depend on the others of its batch.
     """
     mask = mask.to(x.dtype).expand_as(x)
     if x.shape[2] < 2 or min(fastest) <= 0:
         return x.new_zeros(len(x), 2), torch.zeros(len(x), dtype=torch.bool)
-    size = max(1, BATCH_CELLS // x[0].numel())
-    found = [_search(*_differences(*part, torus), fastest) for part in zip(x.split(size), mask.split(size))]
+    size = at_once(x[0].numel())
+    found = [_search(*_differences(*part, torus), fastest, clarity) for part in zip(x.split(size), mask.split(size))]
     drift, clear = (torch.cat(parts) for parts in zip(*found))
     return drift, clear
 
 
-def _differences(x: Tensor, mask: Tensor, torus: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """D (B, L, rows, columns) on the torus, its lags (L,) and their weights (L,)."""
+def _differences(
+    x: Tensor, mask: Tensor, torus: tuple[int, int], count: int = 16, longest: float = 0.8, few: float = 20.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """D (B, L, rows, columns) on the torus, its lags (L,) and their weights (L,).
+
+    There are at most ``count`` lags, up to a share ``longest`` of the frames: few pairs are further apart.
+    Fewer than ``few`` pairs count for no more than a guess, which is that of unrelated values.
+    """
     frames = x.shape[2]
-    spread = torch.logspace(0, math.log10(max(1.0, LONGEST * frames)), LAGS).round()
+    spread = torch.logspace(0, math.log10(max(1.0, longest * frames)), count).round()
     lags = spread.clamp(1, frames - 1).unique()
     x = x * mask
     value, seen, square = (torch.fft.rfft2(v, s=torus) for v in (x, mask, x.square()))
@@ -76,16 +80,21 @@ def _differences(x: Tensor, mask: Tensor, torus: tuple[int, int]) -> tuple[Tenso
         counts.append((seen[:, :, early].conj() * seen[:, :, late]).sum((1, 2)))
     total, pairs = (torch.fft.irfft2(torch.stack(v, 1), s=torus).clamp(min=0) for v in (products, counts))
     variance = x.square().flatten(1).sum(1) / mask.flatten(1).sum(1).clamp(min=1)
-    return (total + FEW * 2 * variance.view(-1, 1, 1, 1)) / (pairs + FEW), lags, frames - lags
+    return (total + few * 2 * variance.view(-1, 1, 1, 1)) / (pairs + few), lags, frames - lags
 
 
-def _search(table: Tensor, lags: Tensor, weights: Tensor, fastest: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Drift (B, 2) with the least J, and whether it is clear (B,)."""
+def _search(
+    table: Tensor, lags: Tensor, weights: Tensor, fastest: tuple[float, float], clarity: float, step: float = 0.5
+) -> tuple[Tensor, Tensor]:
+    """Drift (B, 2) with the least J, and whether it is clear (B,).
+
+    The first ``step`` of the search is in cells per frame.
+    """
     most = torch.tensor(fastest)
-    axes = [COARSE * torch.arange(-math.floor(v / COARSE), math.floor(v / COARSE) + 1) for v in fastest]
+    axes = [step * torch.arange(-math.floor(v / step), math.floor(v / step) + 1) for v in fastest]
     tried = torch.cartesian_prod(*axes).expand(len(table), -1, -1)
     near, next_to = (torch.cartesian_prod(*2 * [torch.arange(-n, n + 1.0)]) for n in (2, 1))
-    step, reach = COARSE, 2
+    reach = 2
     while True:
         used = max(1, int((lags <= reach).sum()))
         left = _left(table[:, :used], lags[:used], weights[:used], tried)
@@ -97,7 +106,7 @@ def _search(table: Tensor, lags: Tensor, weights: Tensor, fastest: tuple[float, 
     around = _left(table, lags, weights, best + step * next_to).view(-1, 3, 3)
     drift = (best[:, 0] + step * _lowest(around)).clamp(-most, most)
     moving, still = _left(table, lags, weights, torch.stack([drift, torch.zeros_like(drift)], 1)).unbind(1)
-    clear = (moving < CLEAR * still) & (drift.abs() < most).all(1)
+    clear = (moving < clarity * still) & (drift.abs() < most).all(1)
     return drift * clear[:, None], clear
 
 

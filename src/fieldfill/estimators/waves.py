@@ -18,33 +18,15 @@ from fieldfill.data.crops import Crops, Place
 from fieldfill.estimators.base import Claim, Given, Lesson, Source
 from fieldfill.estimators.gaussian.field import LearntField
 from fieldfill.estimators.gaussian.pairs import mean_over_modes
-from fieldfill.estimators.propagator import Equations, WaveLaw
+from fieldfill.estimators.propagator import Equations, WaveLaw, WavesSettings
 
 if TYPE_CHECKING:
     from fieldfill.estimators.chain import Chain
 
 __all__ = ["Waves"]
 
-# Fewest frames of a crop: three to draw a sample of crops at all, four to learn equations from them.
-LEAST_SEARCHED_FRAMES = 3
+# Fewest frames of a crop from which equations can be learnt.
 LEAST_FRAMES = 4
-# Crops whose equations are estimated, and the share of them that must reveal them clearly.
-SEARCHED = 64
-LEAST_CLEAR = 0.1
-# Crops on which the law is judged.
-JUDGED_WINDOWS = 12
-# Rounds of expectation–maximisation at most, and the relative gain without which a round is the last.
-ROUNDS = 4
-LEAST_GAIN = 0.01
-# Cells of the crops completed in a round, unless they are fewer than so many crops.
-COMPLETED_CELLS = 2**22
-LEAST_COMPLETED = 8
-# Errors of the observations that are tried, as shares of the squared amplitude.
-NUGGETS = (0.3, 0.1)
-# Relative gain of the held-out error for which the law is kept.
-LEAST_BETTER = 0.02
-# Largest variance of the noise at which equations can be estimated.
-QUIET = 1e-2
 # Cells of the crops that are completed together.
 BATCH_CELLS = 2**19
 
@@ -56,13 +38,16 @@ class Waves(Source):
     ----------
     common
         the field of all crops: its shape, and the covariance to begin with.
+    settings
+        when a crop counts as waves.
     """
 
     name: ClassVar[str] = "waves"
     equations: Equations | None
 
-    def __init__(self, common: LearntField) -> None:
+    def __init__(self, common: LearntField, settings: WavesSettings | None = None) -> None:
         super().__init__()
+        self.settings = settings or WavesSettings()
         self._common = (common,)  # in a tuple, so that it is not a part of this module as well
         self.equations = None
 
@@ -71,7 +56,7 @@ class Waves(Source):
             return None
         noise = given.noise.flatten(1).amax(1) if given.noise.ndim else given.noise
         noise = noise.expand(len(given.y))
-        quiet = (noise <= QUIET).nonzero()[:, 0]
+        quiet = (noise <= self.settings.loudest).nonzero()[:, 0]
         if not len(quiet):
             return None
         calm = given.rows(quiet)
@@ -79,42 +64,42 @@ class Waves(Source):
         return Claim(quiet[clear], WaveLaw(self.equations, own)) if clear.any() else None
 
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
-        (common,) = self._common
+        (common,), settings = self._common, self.settings
         crops, frames = lesson.crops, common.shape[1]
         self.equations = None
-        places = crops.some(SEARCHED, lesson.generator) if frames >= LEAST_SEARCHED_FRAMES else []
         unit = _unit(crops)
         if frames < LEAST_FRAMES or unit is None:
             return {"used": 0.0}
+        places = crops.some(settings.searched, lesson.generator)
 
         def error() -> float:
-            return chain.source_error(lesson, JUDGED_WINDOWS * crops.cells)
+            return chain.source_error(lesson, settings.judged * crops.cells)
 
         before = error()
-        self.equations = law = Equations(common.shape, common.torus).train(common.training)
+        self.equations = law = Equations(common.shape, common.torus, settings).train(common.training)
         law.unit.copy_(unit.expand_as(law.unit))
         batches = {place: crops.training([place]) for place in places}
         clear = [p for p, b in batches.items() if law.estimate(b.x, b.observed, torch.zeros(()))[1]]
         share = len(clear) / len(places)
-        if share < LEAST_CLEAR:
+        if share < settings.least_clear:
             self.equations = None
             return {"used": 0.0}
-        clear = clear[: max(LEAST_COMPLETED, COMPLETED_CELLS // crops.cells)]
+        clear = clear[: max(settings.completed, settings.completed_cells // crops.cells)]
         law.set_covariance(_of_unit_variance(common.frame_covariance(), common.torus))
         best, state = math.inf, law.state_dict()
-        for _ in range(ROUNDS):
+        for _ in range(settings.rounds):
             last = best
             law.set_covariance(_completed(law, crops, clear, lesson.generator))
-            for nugget in NUGGETS:
+            for nugget in settings.nuggets:
                 law.nugget.fill_(nugget)
                 found = error()
                 if found < best:
                     best, state = found, {name: value.clone() for name, value in law.state_dict().items()}
             law.nugget.copy_(state["nugget"])
-            if best > (1 - LEAST_GAIN) * last:
+            if best > (1 - settings.least_gain) * last:
                 break
         law.load_state_dict(state)
-        if best > (1 - LEAST_BETTER) * before:
+        if best > (1 - settings.least_better) * before:
             self.equations = None
             return {"used": 0.0}
         return {"used": 1.0, "share": share, "nugget": law.nugget.item(), "before": before, "validation": best}
@@ -124,7 +109,7 @@ class Waves(Source):
         (common,) = self._common
         self.equations = None
         if f"{prefix}equations.root" in state_dict:
-            self.equations = Equations(common.shape, common.torus).train(self.training)
+            self.equations = Equations(common.shape, common.torus, self.settings).train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

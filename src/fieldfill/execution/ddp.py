@@ -30,12 +30,12 @@ from fieldfill.errors import InputError
 
 __all__ = ["LostProcess", "ProcessTeam", "join", "losing_nobody"]
 
-# A collective whose partner has died says so in words only.
+# The failure of a collective whose partner has died is recognised by these words only.
 NETWORK_WORDS = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "TCPStore")
 
 
 class LostProcess(RuntimeError):
-    """The run cannot go on because another of its processes ended, or because it was told to stop."""
+    """The run cannot go on because another of its processes ended, or because it received a signal to stop."""
 
 
 @dataclass(frozen=True)
@@ -84,31 +84,31 @@ def join() -> Team:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
-        signal.signal(signal.SIGTERM, _told_to_stop)
+        signal.signal(signal.SIGTERM, _stopped)
         atexit.register(_leave)
     return ProcessTeam(dist.get_rank(), dist.get_world_size(), device)
 
 
 def _leave() -> None:
-    # Torch asks for it, of NCCL's processes above all.
+    # Torch requires it, of NCCL's processes above all.
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _told_to_stop(*_: object) -> None:
+def _stopped(*_: object) -> None:
     # torchrun ends the other processes by this signal when it sees that one has died.
-    raise LostProcess("a process of the run ended or was told to stop")
+    raise LostProcess("a process of the run ended or received a signal to stop")
 
 
 @contextmanager
 def losing_nobody(checkpoint: Path) -> Iterator[None]:
-    """Turns the failure of a collective, whose cause is another process, into `LostProcess`, and says what remains."""
+    """Turns a failure that another process has caused into `LostProcess`, with a line on what remains."""
     try:
         yield
     except RuntimeError as error:
-        told = isinstance(error, LostProcess)
-        if not told and not any(word in str(error) for word in NETWORK_WORDS):
+        known = isinstance(error, LostProcess)
+        if not known and not any(word in str(error) for word in NETWORK_WORDS):
             raise
-        what = str(error) if told else "another process of the run ended"
+        what = str(error) if known else "another process of the run ended"
         todo = f"{checkpoint} is usable, --resume continues from it" if checkpoint.exists() else "no checkpoint yet"
         raise LostProcess(f"{what}; {todo}") from error

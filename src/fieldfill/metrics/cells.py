@@ -18,6 +18,7 @@ from fieldfill.errors import InputError
 
 __all__ = [
     "ENSEMBLE_SCORES",
+    "LEVELS",
     "SCORES",
     "Array",
     "between",
@@ -54,7 +55,7 @@ def crps_members(members: Array, truth: Array) -> Array:
     """Fair CRPS of members (M, ...), cell by cell: what infinitely many of the same law would score."""
     count = len(members)
     if count < 2:
-        raise InputError(f"the fair CRPS needs at least 2 members, not {count}: ask for more")
+        raise InputError(f"the fair CRPS needs at least 2 members, not {count}; draw more")
     ordered = np.sort(np.asarray(members, float), axis=0)
     # The sum of |x_i - x_j| over all pairs is a weighted sum of the ordered members.
     weights = 2 * np.arange(count) - (count - 1)

@@ -26,6 +26,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from fieldfill.data.pieces import at_once
 from fieldfill.errors import InputError
 from fieldfill.metrics import energy_spectrum
 from fieldfill.metrics.records import matched
@@ -36,7 +37,6 @@ __all__ = ["Equation", "physical_scores"]
 
 BANDS = ("large", "medium", "small")
 DIMS = ("sample", "time", "y", "x")
-BLOCK = 2**21  # values of a record read at a time
 INVARIANT = "invariant:"  # before the names of invariants, which are the simulator's own
 CENTRED = ("mass",)  # invariants that are means of the first variable and may well be 0
 
@@ -46,7 +46,7 @@ Described = tuple[tuple[str, ...], Any, dict[str, str]]  # dimensions, value, at
 
 @runtime_checkable
 class Equation(Protocol):
-    """A simulator that can say what a field leaves of its equation."""
+    """A simulator that can evaluate the residual of its equation."""
 
     def residual(self, fields: Tensor, parameters: Parameters) -> Tensor: ...
     def invariants(self, fields: Tensor, parameters: Parameters) -> dict[str, Tensor]: ...
@@ -77,9 +77,9 @@ def physical_scores(filled: xr.Dataset, truth: xr.Dataset, simulator: Simulator)
 
     Returns
     -------
-    Dataset with, as far as the simulator knows them, ``v_residual``, ``v_residual_truth``, ``v_residual_ratio`` and
+    Dataset with, as far as the simulator has them, ``v_residual``, ``v_residual_truth``, ``v_residual_ratio`` and
     ``v_spectrum_error`` (band) for each variable ``v``; ``i_error`` and ``i_drift`` for each invariant ``i``;
-    ``propagation_mse`` and ``divergence`` with their counterparts ``..._truth``. Each says in ``long_name`` what it is.
+    ``propagation_mse`` and ``divergence`` with their counterparts ``..._truth``. Each has a ``long_name``.
     """
     pair = _Pair.of(filled, truth, simulator)
     # What is left of a longer simulation is judged by a simulation of just these frames.
@@ -135,7 +135,7 @@ class _Pair:
     def blocks(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
         """Filled and true fields (B, C, T, H, W) and parameters (B,), some samples at a time."""
         each = sum(value.size for value in self.filled) // self.samples
-        step = max(1, BLOCK // each)
+        step = at_once(each)
         for start in range(0, self.samples, step):
             some = slice(start, start + step)
             parameters = {name: values[some] for name, values in self.parameters.items()}
@@ -230,20 +230,20 @@ def _described(simulator: Simulator, means: Mapping[str, np.ndarray]) -> dict[st
             out |= _residual_scores(simulator, v, ours, floor, _product(simulator.units[v], f"{time_units}-1"))
         with np.errstate(divide="ignore", invalid="ignore"):
             octaves = np.log2(means["spectrum"][c] / means["spectrum_truth"][c])
-        told = f"log2 of the energy of the filled {v} over the true one by wavenumber; -1 is half the energy"
-        out[f"{v}_spectrum_error"] = _score(octaves, "1", told, ("band",))
+        text = f"log2 of the energy of the filled {v} over the true one by wavenumber; -1 is half the energy"
+        out[f"{v}_spectrum_error"] = _score(octaves, "1", text, ("band",))
     for key in means:
         if key.startswith(INVARIANT):
             out |= _invariant_scores(key.removeprefix(INVARIANT), np.sqrt(means[key]), simulator.variables[0])
     if "propagation" in means:
         squared = _product(*[simulator.units[simulator.variables[0]]] * 2)
-        told = "mean squared error of the {} first frame, carried forward by a solver, against the true frames"
-        out["propagation_mse"] = _score(means["propagation"].item(), squared, told.format("filled"))
-        out["propagation_mse_truth"] = _score(means["propagation_truth"].item(), squared, told.format("true"))
+        text = "mean squared error of the {} first frame, carried forward by a solver, against the true frames"
+        out["propagation_mse"] = _score(means["propagation"].item(), squared, text.format("filled"))
+        out["propagation_mse_truth"] = _score(means["propagation_truth"].item(), squared, text.format("true"))
     if "divergence" in means:
-        told, rate = "rms divergence of the {} velocity", _product(f"{time_units}-1")
-        out["divergence"] = _score(math.sqrt(means["divergence"]), rate, told.format("filled"))
-        out["divergence_truth"] = _score(math.sqrt(means["divergence_truth"]), rate, told.format("true"))
+        text, rate = "rms divergence of the {} velocity", _product(f"{time_units}-1")
+        out["divergence"] = _score(math.sqrt(means["divergence"]), rate, text.format("filled"))
+        out["divergence_truth"] = _score(math.sqrt(means["divergence_truth"]), rate, text.format("true"))
     return out
 
 

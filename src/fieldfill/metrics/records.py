@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fieldfill.data.ancillary import companion, filled_variables
+from fieldfill.data.ancillary import FILLED, FLAGS, companion, filled_variables
+from fieldfill.data.pieces import at_once
 from fieldfill.errors import InputError
 from fieldfill.metrics.cells import (
     ENSEMBLE_SCORES,
@@ -28,10 +29,6 @@ from fieldfill.metrics.cells import (
 )
 
 __all__ = ["reliability", "score", "score_by_distance", "spectrum"]
-
-OBSERVED_FLAG, MISSING_FLAGS, OUTSIDE_FLAG = 0, (1, 2), 3
-DISTANCE_EDGES = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, np.inf)
-BLOCK = 2**22  # values of a record read at a time
 
 
 def score(filled: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None = None) -> xr.Dataset:
@@ -76,7 +73,7 @@ def score_by_distance(
     truth: xr.Dataset,
     variables: Sequence[str] | None = None,
     *,
-    edges: Sequence[float] = DISTANCE_EDGES,
+    edges: Sequence[float] = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, np.inf),
     frame_cells: float = 2.0,
     in_frame: bool = False,
     periodic: tuple[bool, bool] = (False, False),
@@ -90,7 +87,7 @@ def score_by_distance(
     columns = []
     for name in names:
         pair = _Pair.of(filled, truth, name)
-        distance = distance_to_observation(pair.flag.values == OBSERVED_FLAG, frame_cells, in_frame, periodic)
+        distance = distance_to_observation(pair.flag.values == FLAGS["observed"], frame_cells, in_frame, periodic)
         columns.append(score_means(pair.sums(np.digitize(distance, edges, right=True) - 1, len(edges) - 1)))
     kept = _kept(columns, [key for key in SCORES if key != "mse_all"])
     out = xr.Dataset({key: (("variable", "distance"), np.stack(found)) for key, found in kept.items()})
@@ -117,7 +114,7 @@ def reliability(
         inside, count = np.zeros(len(levels)), 0
         for block in pair.blocks():
             true = pair.truth[block].values
-            cells = np.isin(pair.flag[block].values, MISSING_FLAGS) & np.isfinite(true)
+            cells = np.isin(pair.flag[block].values, FILLED) & np.isfinite(true)
             value, std = pair.value[block].values[cells], pair.std[block].values[cells]
             for i, (level, ends) in enumerate(zip(levels, bounds)):
                 if ends is None:
@@ -187,7 +184,7 @@ class _Pair:
     def blocks(self) -> Iterator[slice]:
         """Slices of the first dimension that fit in memory together with their members."""
         deep = 1 if self.members is None else self.members.sizes["member"]
-        step = max(1, BLOCK * len(self.value) // max(1, self.value.size * deep))
+        step = at_once(deep * self.value.size // max(1, len(self.value)))
         return (slice(start, start + step) for start in range(0, max(1, len(self.value)), step))
 
     def sums(self, bins: Array | None = None, count: int = 1) -> dict[str, Array]:
@@ -199,8 +196,8 @@ class _Pair:
             added = score_sums(
                 self.value[block].values,
                 self.truth[block].values,
-                np.isin(flag, MISSING_FLAGS),
-                flag != OUTSIDE_FLAG,
+                np.isin(flag, FILLED),
+                flag != FLAGS["outside_domain"],
                 None if self.std is None else self.std[block].values,
                 None if self.members is None else self.members[:, block].values,
                 {key: ends[:, block].values for key, ends in bounds.items()},

@@ -32,7 +32,7 @@ class HideMore(Partition):
     """AmbientDiff: the context is a random subset of M, the query all of M.
 
     ``keep`` is the share of M in the context, None what ``structure`` does in training;
-    ``structure`` says what is hidden together.
+    ``structure`` defines what is hidden together.
     """
 
     keep: float | None = None

@@ -14,10 +14,10 @@ from fieldfill.errors import InputError
 __all__ = ["DESIGNS", "Partition"]
 
 DESIGNS = ("random", "balanced", "enumerated")
-POOL = 8  # random contexts drawn for each one of a balanced set, if they fit into POOL_CELLS
+# Random contexts that are drawn for each one of a balanced set, if they fit into `POOL_CELLS`.
+POOL = 8
+# Cells of all these contexts at most.
 POOL_CELLS = 2**25
-ALIKE = 0.2  # relative difference in left-out cells up to which one context may take the place of another
-EVEN = 0.05  # difference of the unevenness of two sets, of which random ones have 1, that does not count
 
 
 class Partition(abc.ABC):
@@ -94,7 +94,9 @@ class Partition(abc.ABC):
         return torch.stack([trials[chosen[:, k], torch.arange(rows)] for k in range(count)])
 
 
-def _even_choice(left_out: Tensor, cells: int, count: int, generator: Generator) -> Tensor:
+def _even_choice(
+    left_out: Tensor, cells: int, count: int, generator: Generator, alike: float = 0.2, slack: float = 0.05
+) -> Tensor:
     """Numbers (count,) of rows of ``left_out`` (P, n) bool that together leave the cells out evenly.
 
     Contexts that leave out much err more, so balance must not change how many there are: the set begins with one row
@@ -103,18 +105,21 @@ def _even_choice(left_out: Tensor, cells: int, count: int, generator: Generator)
     with that of as many random omissions, T(1 - T/(K n))/n, so that small ones are not preferred. Where contexts
     share no omissions the larger of these are more even by a little. That is no reason to leave out the same cells
     always, so the first of those that are about as good as the best is taken.
+
+    Sizes count as equal up to the relative difference ``alike``, and unevenness, which is 1 for random sets, up to
+    the difference ``slack``.
     """
     flat = left_out.float()
     common, size = flat @ flat.T, flat.sum(1)
     quantiles = (torch.arange(count) + torch.rand((), generator=generator)) / count
     chosen = size.argsort(stable=True)[(quantiles * len(size)).long()]
-    alike = (size - size[chosen, None]).abs() <= ALIKE * size[chosen, None]
+    fits = (size - size[chosen, None]).abs() <= alike * size[chosen, None]
     for k in [*range(count), *range(count)]:
         others = torch.cat([chosen[:k], chosen[k + 1 :]])
         total = size[others].sum() + size
         squares = common[others][:, others].sum() + 2 * common[others].sum(0) + size
         random = total * (1 - total / (count * max(cells, 1)))
         unevenness = (squares - total**2 / max(cells, 1)) / random.clamp(min=1e-6)
-        unevenness = unevenness.masked_fill(~alike[k], torch.inf)
-        chosen[k] = (unevenness <= unevenness.min() + EVEN).nonzero()[0]
+        unevenness = unevenness.masked_fill(~fits[k], torch.inf)
+        chosen[k] = (unevenness <= unevenness.min() + slack).nonzero()[0]
     return chosen

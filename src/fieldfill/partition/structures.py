@@ -91,7 +91,7 @@ class Ties:
 
 
 class UnitPartition(Partition):
-    """Keeps or hides whole units. Subclasses say what a unit is and how many are kept."""
+    """Keeps or hides whole units. Subclasses define what a unit is and how many are kept."""
 
     @abc.abstractmethod
     def units(self, observed: Tensor) -> Units:
@@ -213,7 +213,7 @@ class PixelPartition(RatioPartition):
         sets).
     static : "auto", True or False
         Whether one draw serves all frames. "auto" looks at each row and variable: a mask that is constant
-        over its frames gets a context that is. Redrawing such a context per frame would tell the network from
+        over its frames gets a context that is. Redrawing such a context per frame would show the network from
         other frames which cells are observed, and the exposure of the rest falls like (1 - r)^T.
     """
 

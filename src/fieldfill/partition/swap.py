@@ -1,6 +1,6 @@
 r"""Mask swap: contexts cut out by the masks of other windows of the same data set.
 
-Nobody knows p_mask of a real data set, but its own windows are draws of it. Lay the mask M' of another window
+p_mask of a real data set is unknown, but its own windows are draws of it. Lay the mask M' of another window
 over the observed cells M:
 
 .. math:: ctx = M \wedge M', \qquad qry = M \wedge \neg M'
@@ -40,7 +40,8 @@ from fieldfill.partition.protocol import Partition
 
 __all__ = ["MaskSwap"]
 
-_BUDGET = 2**22  # entries of donor masks looked up at a time
+# Entries of donor masks that are looked up at a time.
+LOOK_UPS = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +121,11 @@ class MaskSwap(Partition):
         full, idle = torch.zeros((2, len(cells)), dtype=torch.long)
         rows = (total > 0).nonzero().squeeze(-1)
         while len(rows):
-            at_once = max(1, min(64, round(1 / self._density), _BUDGET // (len(rows) * where.shape[1])))
-            pick = torch.randint(len(bank), (len(rows), at_once, 1), generator=generator)
+            count = max(1, min(64, round(1 / self._density), LOOK_UPS // (len(rows) * where.shape[1])))
+            pick = torch.randint(len(bank), (len(rows), count, 1), generator=generator)
             donors = bank[pick, where[rows, None]] & held[rows, None]
             grown, completes = _grow(covered[rows], donors, goal[rows], total[rows])
-            idle[rows] = torch.where((grown == covered[rows]).all(-1), idle[rows] + at_once, 0)
+            idle[rows] = torch.where((grown == covered[rows]).all(-1), idle[rows] + count, 0)
             full[rows] += completes.long()
             covered[rows] = grown
             unfinished = grown.sum(-1) < goal[rows]

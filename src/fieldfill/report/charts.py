@@ -1,11 +1,12 @@
 """Curves drawn by plotly: coverage over time, error against distance, promised and kept intervals, training."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
+from fieldfill.metrics.cells import LEVELS
 from fieldfill.report.colours import OURS, PALE, QUIET, SECOND
 from fieldfill.report.contents import Field
 from fieldfill.report.maps import graph_objects, style
@@ -16,18 +17,19 @@ if TYPE_CHECKING:
 
 __all__ = ["coverage_chart", "distance_chart", "honesty_chart", "reliability_chart", "training_chart"]
 
-POINTS = 2000  # of a curve over time
+# Height of a chart in pixels.
 HEIGHT = 330
-GRID = {"gridcolor": "#e6e9ed", "zeroline": False}
-LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+# Room around a chart in pixels, for its axes and its legend.
 MARGIN = {"l": 62, "r": 16, "t": 40, "b": 56}
-LEVELS = {"coverage90": (90, OURS), "coverage50": (50, SECOND)}
+# Look of an axis.
+GRID = {"gridcolor": "#e6e9ed", "zeroline": False}
+COLOURS = {"coverage90": OURS, "coverage50": SECOND}
 
 
-def coverage_chart(field: Field, height: int = HEIGHT) -> "Figure":
-    """Share of the domain observed in every frame, and on average."""
+def coverage_chart(field: Field, height: int = HEIGHT, points: int = 2000) -> "Figure":
+    """Share of the domain observed in every frame, and on average; a curve of at most so many points."""
     go = graph_objects()
-    group = -(-len(field.coverage) // POINTS)
+    group = -(-len(field.coverage) // points)
     starts = np.arange(0, len(field.coverage), group)
     share = np.add.reduceat(field.coverage, starts) / np.diff([*starts, len(field.coverage)])
     figure = go.Figure(
@@ -70,7 +72,7 @@ def distance_chart(binned: xr.Dataset, units: str) -> "Figure":
                 marker={"size": 8, "symbol": symbol},
                 hovertemplate=f"%{{y:.3~g}} {units}<extra>{label}</extra>",
             )
-    style(figure, HEIGHT).update_layout(margin={**MARGIN, "r": 58}, legend=LEGEND, bargap=0.35)
+    style(figure, HEIGHT).update_layout(margin={**MARGIN, "r": 58}, legend=_above(), bargap=0.35)
     figure.update_layout(
         yaxis={
             "rangemode": "tozero",
@@ -88,7 +90,8 @@ def honesty_chart(binned: xr.Dataset) -> "Figure":
     """Share of the truth inside the stated 50 and 90 % intervals, by distance to the nearest observation."""
     figure = graph_objects().Figure()
     names = _bins(binned)
-    for key, (level, colour) in LEVELS.items():
+    for key, colour in COLOURS.items():
+        level = round(100 * LEVELS[key])
         figure.add_scatter(
             x=names,
             y=[round(100 * share, 1) if np.isfinite(share) else None for share in binned[key].values.tolist()],
@@ -99,7 +102,7 @@ def honesty_chart(binned: xr.Dataset) -> "Figure":
             hovertemplate=f"%{{y:.0f}} % inside<extra>stated {level} %</extra>",
         )
         figure.add_hline(level, line={"color": colour, "dash": "dot", "width": 1.5})
-    style(figure, HEIGHT).update_layout(margin=MARGIN, legend=LEGEND)
+    style(figure, HEIGHT).update_layout(margin=MARGIN, legend=_above())
     figure.update_yaxes(range=[0, 102], title="truth inside the interval (%)", **GRID)
     return figure.update_xaxes(title="distance to the nearest observation (cells)", type="category", **GRID)
 
@@ -124,7 +127,7 @@ def reliability_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float
             marker={"size": 7, "symbol": symbol},
             hovertemplate="%{x:.0f} % promised, %{y:.1f} % inside<extra>" + name + "</extra>",
         )
-    style(figure, HEIGHT + 60).update_layout(margin={**MARGIN, "t": 62}, legend=LEGEND)
+    style(figure, HEIGHT + 60).update_layout(margin={**MARGIN, "t": 62}, legend=_above())
     figure.update_xaxes(range=[0, 101], title="promised (%)", **GRID)
     return figure.update_yaxes(range=[0, 102], title="inside the interval (%)", **GRID)
 
@@ -154,11 +157,16 @@ def training_chart(history: Sequence[Mapping[str, float]]) -> "Figure":
         marker = {"size": 13, "symbol": "star", "color": SECOND}
         name = f"best: {held[best]:.3g} at step {steps[best]}"
         figure.add_scatter(x=[steps[best]], y=[float(held[best])], mode="markers", name=name, marker=marker)
-    style(figure, HEIGHT).update_layout(margin=MARGIN, legend=LEGEND)
+    style(figure, HEIGHT).update_layout(margin=MARGIN, legend=_above())
     figure.update_xaxes(title="training step", rangemode="tozero", **GRID)
     ticks = [digit * 10.0**power for power in range(-8, 5) for digit in (1, 2, 3, 5)]
     places = {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     return figure.update_yaxes(title="mean squared error (normalised)", type="log", **places, **GRID)
+
+
+def _above() -> dict[str, Any]:
+    """A legend above the chart."""
+    return {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 
 
 def _bins(binned: xr.Dataset) -> list[str]:

@@ -14,7 +14,6 @@ OURS, SECOND = "#0f4c75", "#d9730d"
 # What each quantity is drawn in; uncertainty and shares run from light (little) to dark (much),
 # exposure from dark, so that what is hardly learnt stands out.
 MAPS = {"value": "batlow", "anomaly": "vik", "std": "lajolla_r", "share": "devon_r", "exposure": "bamako"}
-STOPS = 33
 
 
 def colour_map(quantity: str) -> "Colormap":
@@ -25,9 +24,9 @@ def colour_map(quantity: str) -> "Colormap":
     return getattr(cm, MAPS[quantity])
 
 
-def plotly_scale(quantity: str) -> list[tuple[float, str]]:
+def plotly_scale(quantity: str, stops: int = 33) -> list[tuple[float, str]]:
     chosen = colour_map(quantity)
-    places = [i / (STOPS - 1) for i in range(STOPS)]
+    places = [i / (stops - 1) for i in range(stops)]
     return [(place, "rgb({}, {}, {})".format(*(round(255 * part) for part in chosen(place)[:3]))) for place in places]
 
 

@@ -1,4 +1,4 @@
-"""What a report tells, read from xarray into what is drawn: north up, thinned to a size that a browser likes.
+"""The content of a report, read from xarray into what is drawn: north up, thinned to a size that a browser likes.
 
 Arrays are (T, H, W): T shown frames, H rows from south to north, W columns from west to east. Of a
 record with several samples, the first is shown.
@@ -20,15 +20,15 @@ from fieldfill.report.phrasing import axis_label, pretty_units, time_labels
 
 __all__ = ["Field", "Grid", "Story", "read_fields", "read_record", "thinning", "typical_frame"]
 
-FRAMES = 120  # frames behind the time slider
-FEWEST_FRAMES = 24  # the grid is thinned rather than going below
-CELL_BYTES = 10  # a cell of a frame in the page: three 16-bit numbers and a flag, in base 64
-PAGE_BYTES = 5e6  # for the maps of all variables together
+# Bytes of a cell of a frame in the page: three 16-bit numbers and a flag, in base 64.
+CELL_BYTES = 10
+# Bytes of the maps of all variables together.
+PAGE_BYTES = 5e6
 
 
 @dataclass(frozen=True)
 class Story:
-    """What a report tells. All but ``filled`` is optional: what is absent is left out.
+    """The content of a report. All but ``filled`` is optional: what is absent is left out.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Field:
     seen
         (H, W) share of all frames in which a cell is observed, NaN outside the domain.
     stride
-        Every how manyth row and column is shown.
+        Row and column stride.
     """
 
     name: str
@@ -184,14 +184,17 @@ def typical_frame(shown: Field) -> int:
     return int(np.argmax(np.where(usual, contrast, -1)))
 
 
-def thinning(shape: tuple[int, int, int, int, int]) -> tuple[int, np.ndarray]:
-    """Every how manyth row and column, and which frames, of a record (S, C, T, H, W) fit into the page."""
+def thinning(shape: tuple[int, int, int, int, int], fewest: int = 24, most: int = 120) -> tuple[int, np.ndarray]:
+    """Row and column stride, and the frames, with which a record (S, C, T, H, W) fits into the page.
+
+    The time slider has at most ``most`` frames. The grid is thinned rather than going below ``fewest``.
+    """
     _, variables, total, rows, columns = shape
     budget = PAGE_BYTES / (CELL_BYTES * variables)
-    wanted = min(total, FEWEST_FRAMES)
+    wanted = min(total, fewest)
     stride = max(1, int(np.ceil(np.sqrt(rows * columns * wanted / budget))))
     cells = len(range(0, rows, stride)) * len(range(0, columns, stride))
-    count = min(total, FRAMES, max(2, int(budget // cells)))
+    count = min(total, most, max(2, int(budget // cells)))
     return stride, np.unique(np.linspace(0, total - 1, count).round().astype(int))
 
 

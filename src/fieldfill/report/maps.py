@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["coverage_map", "exposure_map", "graph_objects", "movie", "panels", "style"]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif"
-WIDTH = 385  # of a panel on a wide screen, for which heights are chosen
+# Room around a map in pixels, for its axes and its colour bar.
 MARGIN = {"l": 52, "r": 10, "t": 8, "b": 92}
-NAN_CODE = 2**16 - 1
-HATCH = 6  # units of the hatched picture in a cell
+# The last 16-bit number.
+NAN_CODE = np.iinfo(np.uint16).max
 
 
 def graph_objects() -> Any:
@@ -57,7 +57,7 @@ def coverage_map(field: Field) -> "Figure":
 
 
 def exposure_map(field: Field) -> "Figure":
-    """How often training asks for a cell outside the context; cells that it never asks for stand out."""
+    """Exposure: how often training scores a cell outside the context; cells that it never scores stand out."""
     assert field.exposure is not None
     exposure = np.where(field.domain, field.exposure, np.nan)
     top = float(np.nanmax(exposure, initial=0)) or 1.0
@@ -145,7 +145,7 @@ def _heat(
 def _unsupported(field: Field, where: np.ndarray | None = None) -> "Heatmap":
     """Cells that the data could not teach, over everything else."""
     z = None if where is None else np.where(where & field.domain, 1.0, np.nan).astype(np.float32)
-    hover = "without support: never asked for in training<extra></extra>"
+    hover = "without support: never scored in training<extra></extra>"
     return _mask(field, ALARM, z).update(hoverinfo=None, hovertemplate=hover)
 
 
@@ -160,12 +160,15 @@ def _mask(field: Field, colour: str, z: np.ndarray | None) -> "Heatmap":
     )
 
 
-def _map(field: Field, *traces: "Heatmap", gaps: bool = False) -> "Figure":
-    """A map with the land under it; with ``gaps`` what is left open looks hatched."""
+def _map(field: Field, *traces: "Heatmap", gaps: bool = False, width: int = 385) -> "Figure":
+    """A map with the land under it; with ``gaps`` what is left open looks hatched.
+
+    Its height is chosen for a panel of ``width`` pixels, as on a wide screen.
+    """
     west, east, south, north = field.grid.extent
     outside = np.where(field.domain, np.nan, 1.0).astype(np.float32)
     figure = graph_objects().Figure([_mask(field, LAND, outside), *traces])
-    inner = float(np.clip((WIDTH - MARGIN["l"] - MARGIN["r"]) * field.grid.aspect, 130, 430))
+    inner = float(np.clip((width - MARGIN["l"] - MARGIN["r"]) * field.grid.aspect, 130, 430))
     style(figure, round(inner) + MARGIN["t"] + MARGIN["b"]).update_layout(margin=MARGIN)
     axis = {
         "showgrid": False,
@@ -191,12 +194,12 @@ def _map(field: Field, *traces: "Heatmap", gaps: bool = False) -> "Figure":
     return figure
 
 
-def _hatching(field: Field) -> str:
-    """A hatched picture of the size of the grid, as an address that holds the picture itself."""
+def _hatching(field: Field, units: int = 6) -> str:
+    """A hatched picture of the grid, ``units`` a cell, as an address that holds the picture itself."""
     rows, columns = field.seen.shape
     # On a large grid lines at the distance of cells would run into a plain grey.
-    cell = HATCH * max(1.0, np.sqrt(rows * columns) / 40)
-    width, height = columns * HATCH, rows * HATCH
+    cell = units * max(1.0, np.sqrt(rows * columns) / 40)
+    width, height = columns * units, rows * units
     box = f"width='{width}' height='{height}'"
     lines = (
         f"<svg xmlns='http://www.w3.org/2000/svg' {box} viewBox='0 0 {width} {height}'"

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write_report"]
 
-FEWEST_CELLS = 30  # that an error at some distance is averaged over
+# Cells that an error at some distance is averaged over, at least.
+FEWEST_CELLS = 30
 
 
 def write_report(story: Story, path: Path, overwrite: bool = False) -> Path:
@@ -150,7 +151,7 @@ class _Page:
             f'<p class="note">{_frames_shown(field)}</p><div data-movie="{number}"><div class="player">'
             '<button type="button">Play</button>'
             f'<input type="range" min="0" max="{len(field.frames) - 1}" value="{movie["start"]}"'
-            ' aria-label="frame"><output data-tells="time"></output></div>'
+            ' aria-label="frame"><output data-shows="time"></output></div>'
             f'<div class="row">{"".join(places)}{_key(field)}</div></div>'
         )
 
@@ -167,7 +168,7 @@ class _Page:
     def distance(self, number: int, field: Field, binned: xr.Dataset) -> str:
         binned = binned.isel(distance=binned.n.values >= FEWEST_CELLS)
         if not binned.sizes["distance"]:
-            return "<p>Too few cells were missing to tell.</p>"
+            return "<p>Too few cells were missing for a chart.</p>"
         stated = field.std is not None
         text = (
             "<p>Cells far from any observation are harder to fill. "
@@ -189,12 +190,12 @@ class _Page:
         return f'{text}<div class="row two">{error}{inside}</div>{note}'
 
     def reliability_curves(self) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
-        """Levels and shares inside: of the held-out cells if the model has told, of the truth if there is one."""
-        told, curves = self.story.reliability, {}
-        levels: Sequence[float] = told.get("levels", LEVELS)
-        if told:
-            curves["held-out cells, calibrated"] = levels, told["calibrated"]
-            curves["held-out cells, uncalibrated"] = levels, told["uncalibrated"]
+        """Levels and shares inside: of the held-out cells if the model has them, of the truth if there is one."""
+        account, curves = self.story.reliability, {}
+        levels: Sequence[float] = account.get("levels", LEVELS)
+        if account:
+            curves["held-out cells, calibrated"] = levels, account["calibrated"]
+            curves["held-out cells, uncalibrated"] = levels, account["uncalibrated"]
         if self.story.truth is not None and any(field.std is not None for field in self.fields):
             found = reliability(self.filled, self.story.truth, levels, self.record.variables)
             for field in self.fields:
@@ -204,22 +205,22 @@ class _Page:
 
     def reliability(self, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
         chart = self.figure("reliability-curves", charts.reliability_chart(curves))
-        told = self.story.reliability
+        account = self.story.reliability
         text = "<p>Intervals of the stated standard deviation, and the share of values that lie inside.</p>"
-        if told:
+        if account:
             text += (
-                f"<p>It was calibrated, without any truth, on {told['cells']:,} observed cells that had been hidden, "
-                "each counted as often as cells at its place in a gap are really missing. They tell as much as "
-                f"{told['effective_cells']:,.0f} cells of {told['effective_windows']:.0f} windows that count alike. "
-                "Each window is judged by factors that the others gave; these make the curve right at 50 % and 90 %, "
-                "as far as one number can.</p>"
+                f"<p>It was calibrated, without any truth, on {account['cells']:,} observed cells that were hidden, "
+                "each counted as often as cells at its place in a gap are really missing. They are as much evidence "
+                f"as {account['effective_cells']:,.0f} cells of {account['effective_windows']:.0f} windows with equal "
+                "weights. Each window is judged by factors from the others; these make the curve right at 50 % and "
+                "90 %, as far as one number can.</p>"
             )
-        if tails := told.get("tails", 0):
+        if tails := account.get("tails", 0):
             text += (
-                f"<p>A tenth of the errors lies beyond {tails:.2f} times what a normal law with their median would "
-                "say: 1 means that both levels can be right.</p>"
+                f"<p>A tenth of the errors lies beyond {tails:.2f} times the value that a normal law with their "
+                "median has: 1 means that both levels can be right.</p>"
             )
-        if beyond := told.get("missing_beyond_reach", 0):
+        if beyond := account.get("missing_beyond_reach", 0):
             text += (
                 f"<p>{percent(beyond)} of the missing cells lie farther from any observation than the hidden ones did; "
                 "there the standard deviation grows towards that of the climatology.</p>"
@@ -244,8 +245,8 @@ class _Page:
             if field.exposure is not None
         ]
         text = (
-            "<p>Exposure is the probability that training asks for a cell that it is not shown. Where it is "
-            f"zero the model's answer is arbitrary, however long it trains.{chosen}</p>"
+            "<p>Exposure is the probability that a cell outside the context is in the loss of the training. Where it "
+            f"is zero the model's answer is arbitrary, however long it trains.{chosen}</p>"
         )
         lost = any(field.unsupported is not None and field.unsupported[field.domain].any() for field in self.fields)
         swatch = '<p class="note"><span class="swatch alarm"></span>without support</p>' if lost else ""
@@ -277,14 +278,14 @@ def _key(field: Field) -> str:
         rows |= {"std": "stated std"}
     if field.truth is not None and field.std is not None:
         rows |= {"covered": "inside 90 % intervals"}
-    told = "".join(f'<dt>{label}</dt><dd data-tells="{key}"></dd>' for key, label in rows.items())
+    entries = "".join(f'<dt>{label}</dt><dd data-shows="{key}"></dd>' for key, label in rows.items())
     swatches = {"gap": "missing", "land": "outside the domain", "alarm": "filled without support"}
     if not (field.flag == 2).any():
         del swatches["alarm"]
     if field.domain.all():
         del swatches["land"]
     items = "".join(f'<li><span class="swatch {kind}"></span>{text}</li>' for kind, text in swatches.items())
-    return f'<div class="key"><h3>This frame</h3><dl>{told}</dl><h3>Key</h3><ul>{items}</ul></div>'
+    return f'<div class="key"><h3>This frame</h3><dl>{entries}</dl><h3>Key</h3><ul>{items}</ul></div>'
 
 
 def _policy(*scripts: str) -> str:

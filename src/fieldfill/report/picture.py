@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["picture"]
 
-PANEL = 2.9  # inches
-DPI = 130
-LARGE = 140_000  # bytes
 
+def picture(story: Story, path: Path, width: float = 2.9) -> Path:
+    """Writes a PNG of a typical frame of the first variable, with panels of ``width`` inches.
 
-def picture(story: Story, path: Path) -> Path:
-    """Writes a PNG of a typical frame of the first variable; an older picture is replaced."""
+    An older picture is replaced.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -34,8 +33,8 @@ def picture(story: Story, path: Path) -> Path:
     field = read_fields(story, read_record(story))[0]
     k = typical_frame(field)
     panels = _panels(field, k)
-    height = float(np.clip(PANEL * field.grid.aspect, 1.2, 4.5)) + 0.75
-    figure = Figure(figsize=(PANEL * len(panels), height), dpi=DPI, layout="constrained")
+    height = float(np.clip(width * field.grid.aspect, 1.2, 4.5)) + 0.75
+    figure = Figure(figsize=(width * len(panels), height), dpi=130, layout="constrained")
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, (values, quantity, limits)) in zip(all_axes, panels.items()):
         _draw(axes, field, values, quantity, limits)
@@ -91,8 +90,8 @@ def _single(colour: str) -> "Colormap":
     return ListedColormap([colour])
 
 
-def _save(figure: "Figure", path: Path) -> None:
-    """Writes a PNG; one that would be large is reduced to 256 colours."""
+def _save(figure: "Figure", path: Path, most: int = 140_000) -> None:
+    """Writes a PNG; one of more than ``most`` bytes is reduced to 256 colours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -100,5 +99,5 @@ def _save(figure: "Figure", path: Path) -> None:
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
     image.save(path, format="PNG", optimize=True)
-    if path.stat().st_size > LARGE:
+    if path.stat().st_size > most:
         image.quantize(256).save(path, format="PNG", optimize=True)

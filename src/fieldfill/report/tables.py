@@ -32,7 +32,7 @@ SQUARED, PLAIN = ("mse", "mse_all"), ("rmse", "mae", "bias", "crps", "crps_ensem
 PARTS = {
     "contexts": ("chance of the contexts", "more contexts would lower it"),
     "information": ("what contexts leave out", "larger contexts would lower it"),
-    "rest": ("the rest", "what the observations cannot tell, and the network's own error"),
+    "rest": ("the rest", "what the observations do not determine, and the network's own error"),
 }
 MEANING = {"climatology": "the mean, no skill", "optimum": "the exact answer, cannot be passed"}
 
@@ -41,7 +41,7 @@ def score_table(scores: Mapping[str, Mapping[str, float]], units: str) -> str:
     """Every method in a row with its error as a bar; ours is marked, and the two that bound all others."""
     found = {key for row in scores.values() for key in row}
     keys = [key for key in NAMES if key in found]
-    # A column that only says how many cells there were says nothing about the methods.
+    # A column with nothing but numbers of cells does not compare methods.
     keys = [key for key in keys if key != "n" and any(np.isfinite(row.get(key, np.nan)) for row in scores.values())]
     by = "mse" if "mse" in keys else keys[0]
     longest = max(row.get(by, 0) for row in scores.values())

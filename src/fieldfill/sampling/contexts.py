@@ -1,6 +1,6 @@
 r"""From a trained denoiser to the best estimate of the complete field: the single step.
 
-Noise the observations as little as the schedule allows, ask the denoiser for the complete field under K contexts drawn
+Noise the observations as little as the schedule allows, evaluate the denoiser under K contexts drawn
 from the observations, and average:
 
 .. math:: E[x_0 | x_{obs}, M] \approx \frac1K \sum_k x_\theta(\delta, M_k \odot x_\delta, M_k)
@@ -25,8 +25,8 @@ from fieldfill.partition.protocol import DESIGNS
 
 __all__ = ["AT_ONCE", "Ensemble", "Estimate", "density_matched", "row_generators", "single_step"]
 
-AT_ONCE = 2**20  # cells given to the denoiser at a time: contexts and crops share its batches
-ROUND = 4  # contexts between two looks at the standard error
+# Cells given to the denoiser at a time: contexts and crops share its batches.
+AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a single step knows of a batch of crops.
+    """Result of a single step for a batch of crops.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class Estimate:
     contexts
         (B,) number of contexts that were used.
     too_sparse
-        (B,) bool, crops with fewer observations than `Ensemble.density` asks for.
+        (B,) bool, crops with fewer observations than `Ensemble.density` requires.
     """
 
     mean: Tensor
@@ -147,8 +147,12 @@ def single_step(
     partition: Partition,
     ensemble: Ensemble,
     generator: Generator | Sequence[Generator],
+    turn: int = 4,
 ) -> Estimate:
-    """E[x_0 | observations] of crops x with ``observed`` cells, both (B, C, T, H, W), and maps (B, K, H, W)."""
+    """E[x_0 | observations] of crops x with ``observed`` cells, both (B, C, T, H, W), and maps (B, K, H, W).
+
+    An ensemble with a tolerance looks at the standard error after every ``turn`` contexts.
+    """
     generators = row_generators(generator, len(x))
     contexts = ensemble.draw(partition, observed, generators)
     noise = torch.stack([torch.randn(row.shape, generator=own) for row, own in zip(x, generators)]).to(x)
@@ -160,7 +164,7 @@ def single_step(
         missing = ~observed
         rows = list(range(len(x)))
         while rows:
-            sums.add(rows, ROUND)
+            sums.add(rows, turn)
             error = sums.standard_error(missing)
             rows = [b for b in rows if sums.left(b) and not error[b] < ensemble.tolerance]
     too_sparse = torch.zeros(len(x), dtype=torch.bool)

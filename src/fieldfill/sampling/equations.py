@@ -17,7 +17,7 @@ from fieldfill.data.holdout import hold_out
 from fieldfill.data.record import Record
 from fieldfill.errors import InputError
 from fieldfill.metrics.physics import Equation
-from fieldfill.sampling.guidance import WEIGHTS, Guidance, Residual, choose_weight, in_units
+from fieldfill.sampling.guidance import Guidance, Residual, choose_weight, in_units
 from fieldfill.seeds import stream
 from fieldfill.simulate.store import Simulator
 
@@ -27,8 +27,6 @@ Estimate = Callable[[Batch, Generator], tuple[np.ndarray, np.ndarray]]  # mean a
 
 # A residual in time needs a frame before and one after.
 LEAST_FRAMES = 3
-# Validation crops that decide on the weight.
-HELD_CROPS = 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Steering:
         parameters = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
         steering = cls(law, parameters, crops, weight or 0.0, {})
         if weight is None:
-            best, scores = choose_weight(steering._scorer(estimate, seed), WEIGHTS)
+            best, scores = choose_weight(steering._scorer(estimate, seed))
             steering = replace(steering, weight=best, scores=scores)
         return steering
 
@@ -88,10 +86,10 @@ class Steering:
     def at(self, sample: int) -> Guidance:
         return Guidance(self.residual([sample]), self.weight)
 
-    def _scorer(self, estimate: Estimate, seed: int) -> Callable[[float], tuple[float, float]]:
-        """(weight) → held-out error and residual, both relative to no guidance."""
+    def _scorer(self, estimate: Estimate, seed: int, most: int = 16) -> Callable[[float], tuple[float, float]]:
+        """(weight) → held-out error and residual on ``most`` validation crops, both relative to no guidance."""
         crops = Crops(self.crops.record, self.crops.normaliser, self.crops.shape, maps=self.crops.maps)
-        crops.held = hold_out(crops, 0.1, stream(seed, "hold-out")).part(slice(HELD_CROPS))
+        crops.held = hold_out(crops, 0.1, stream(seed, "hold-out")).part(slice(most))
         batch, held_cells = crops.held_out(crops.held.places)
         x, mean = batch.x, torch.from_numpy(estimate(batch, stream(seed, "choice"))[0])
         residual = self.residual([place[0] for place in batch.places])
@@ -130,6 +128,6 @@ def _equation(record: Record, simulator: Simulator | None) -> Callable[..., Tens
         inside = int(record.domain.all(axis=0).sum())
         raise InputError(
             f"guidance: the equation needs its whole grid, the model has {inside} cells of it; "
-            "fit the whole grid, with a domain that says that the field is everywhere"
+            "fit the whole grid, with a domain in which the field is everywhere"
         )
     return law

@@ -7,7 +7,7 @@ units count alike, and E does not depend on them. At missing cells only, a few s
 .. math:: x \leftarrow x - w \frac{E(x)}{\|\nabla E(x)\|^2} \nabla E(x)
 
 lower it. The step length is that of Polyak for a function whose least value is 0, so the weight w has no unit: 0 leaves
-the estimate as it is, 1 is a full step, 2 overshoots as far as it came. Which w pays is decided on held-out cells
+the estimate as it is, 1 is a full step, 2 overshoots as far as it came. Which w is best is decided on held-out cells
 (`choose_weight`).
 
 Reference: Introduction to Optimization (1987), for the step length.
@@ -23,12 +23,9 @@ from torch import Tensor
 from fieldfill.data.transforms import Normaliser
 from fieldfill.errors import InputError
 
-__all__ = ["WEIGHTS", "Guidance", "Residual", "choose_weight", "in_units"]
+__all__ = ["Guidance", "Residual", "choose_weight", "in_units"]
 
 Residual = Callable[[Tensor], Tensor]  # fields (B, C, T, H, W) → residuals (B, R, ...)
-
-WEIGHTS = (0.0, 0.1, 0.3, 1.0, 1.8)
-ALLOWANCE = 0.02  # relative rise of the held-out error that a lower residual may cost
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,17 @@ def in_units(residual: Callable[..., Tensor], normaliser: Normaliser, *arguments
 
 
 def choose_weight(
-    score: Callable[[float], tuple[float, float]], weights: Sequence[float] = WEIGHTS
+    score: Callable[[float], tuple[float, float]],
+    weights: Sequence[float] = (0.0, 0.1, 0.3, 1.0, 1.8),
+    allowance: float = 0.02,
 ) -> tuple[float, dict[float, tuple[float, float]]]:
     """The weight with the lowest residual among those that do not spoil the held-out error, and all scores.
 
-    ``score`` gives the mean squared error on held-out cells and the rms residual under a weight.
+    ``score`` gives the mean squared error on held-out cells and the rms residual under a weight. The error may rise
+    by the share ``allowance`` for a lower residual.
     """
     scores = {weight: score(weight) for weight in weights}
-    limit = (1 + ALLOWANCE) * scores[0.0][0]
+    limit = (1 + allowance) * scores[0.0][0]
     allowed = [weight for weight in weights if scores[weight][0] <= limit]
     return min(allowed, key=lambda weight: scores[weight][1]), scores
 

@@ -2,7 +2,7 @@ r"""Members: realisations of a whole record that agree with its observations.
 
 Crops are taken in order. Each is conditioned on the frames that the crops before have given this member, as if they
 had been observed, and adds the frames that follow. The last quarter of a crop is drawn again by the next one, which
-knows the observations after it. So a member is one continuous realisation; blending independent draws would lose
+depends on the observations after it. So a member is one continuous realisation; blending independent draws would lose
 variance where crops overlap.
 
 *Conditional* and *exact* members are ``v + scale · r`` with v the filled field and r a Gaussian realisation that is 0
@@ -32,10 +32,6 @@ from fieldfill.seeds import place_stream
 __all__ = ["SAMPLERS", "Sampling", "Walk", "draw_members", "missing_cells"]
 
 SAMPLERS = ("conditional", "exact", "weighted")
-PROBES = 32  # least number of realisations from which the spread of r is measured
-CARRIED = 1e-3  # error variance granted to frames of the crop before: small, yet the equations stay solvable
-# Least and largest scale of a realisation: a stated spread far below that of the law is possible, zero is not.
-SCALES = (0.01, 10.0)
 
 Guide = Callable[[Tensor, Tensor], Tensor]  # (x (B, C, T, H, W), missing, broadcastable) → x corrected where missing
 
@@ -92,10 +88,12 @@ def draw_members(
     sampling: Sampling,
     seed: int,
     guide: Guide | None = None,
+    probes: int = 32,
 ) -> Tensor:
     """Unitless members (N, C, T, H, W) of one sample of a record.
 
     ``mean`` and ``std`` (C, T, H, W) are the filled field and its standard deviation; ``guide`` steers each estimate.
+    The spread of the realisations is measured from at least ``probes`` of them.
     """
     walk = Walk(model, crops, sample, seed)
     if sampling.sampler == "weighted":
@@ -105,7 +103,7 @@ def draw_members(
             f"the sampler '{sampling.sampler}' needs a model with the Gaussian estimator; choose the sampler 'weighted'"
         )
     total = count if sampling.sampler == "conditional" else 0
-    kept, square = walk.residuals(max(total, PROBES), total)
+    kept, square = walk.residuals(max(total, probes), total)
     missing = missing_cells(crops, sample)
     scale = _scale(std, square, missing)
     if sampling.sampler == "exact":
@@ -290,10 +288,13 @@ class Walk:
         return self._blended(estimates)
 
 
-def _error(law: Law, observed: Tensor) -> Tensor:
-    """Error variance (C, T, H, W) of the Gaussian residual at known cells."""
+def _error(law: Law, observed: Tensor, carried: float = 1e-3) -> Tensor:
+    """Error variance (C, T, H, W) of the Gaussian residual at known cells.
+
+    Frames of the crop before are granted ``carried`` at most: little, yet the equations stay solvable.
+    """
     nugget = law.error.expand(1, *observed.shape)[0]
-    return torch.where(observed, nugget, nugget.clamp(max=CARRIED))
+    return torch.where(observed, nugget, nugget.clamp(max=carried))
 
 
 def _guided(estimate: Expectation, guide: Guide, missing: Tensor) -> Expectation:
@@ -305,14 +306,15 @@ def _portions(rows: Tensor) -> tuple[Tensor, ...]:
     return rows.split(max(1, AT_ONCE // rows[0].numel()))
 
 
-def _scale(std: Tensor, square: Tensor, missing: Tensor) -> Tensor:
+def _scale(std: Tensor, square: Tensor, missing: Tensor, least: float = 0.01, most: float = 10.0) -> Tensor:
     """Ratio (C, T, H, W) of the stated standard deviation to that of the realisations; 1 where nothing is missing.
 
     Both are averaged over the missing cells of a neighbourhood of three frames, rows and columns, because a mean over
-    few realisations is noisy.
+    few realisations is noisy. The ratio lies between ``least`` and ``most``: a stated spread far below that of the law
+    is possible, zero is not.
     """
     ratio = _nearby(std.square() * missing) / _nearby(square * missing).clamp(min=1e-12)
-    return torch.where(missing, ratio.sqrt().clamp(*SCALES), 1)
+    return torch.where(missing, ratio.sqrt().clamp(least, most), 1)
 
 
 def _nearby(x: Tensor) -> Tensor:

@@ -145,12 +145,12 @@ class Exact:
 
 @dataclass(frozen=True)
 class Weighted:
-    r"""The paper's mixture of what the observations say and what x_t says, for any denoiser.
+    r"""The paper's mixture of the estimates from the observations and from x_t, for any denoiser.
 
     .. math:: \hat x_0 = \omega_t E[x_0 | x_{obs}] + (1 - \omega_t) \frac1K \sum_k x_\theta(t, M_k \odot x_t, M_k)
 
     with contexts :math:`M_k` of observation masks of the whole data set, not limited to the observed cells of this
-    crop: x_t has a value everywhere. :math:`\omega_t` is 0, t or t²: at t = 1, where x_t says nothing, the
+    crop: x_t has a value everywhere. :math:`\omega_t` is 0, t or t²: at t = 1, where x_t holds no information, the
     observations decide, and x_t as t falls.
 
     Attributes

@@ -4,7 +4,7 @@ r"""Two-dimensional advection of a scalar by a constant velocity, on a periodic 
 
 In Fourier space :math:`\hat u_t = \lambda_k \hat u` with the symbol :math:`\lambda_k = -i k \cdot b`, which
 is the only place where the equation is written: the exact solution is :math:`e^{\lambda_k t} \hat u(0)` and
-the residual uses :math:`\lambda_k \hat u`. :func:`propagate` is a grid solver that does not know about
+the residual uses :math:`\lambda_k \hat u`. :func:`propagate` is a grid solver that does not use
 Fourier, for the score that carries a reconstructed first frame forward and compares it with the true
 sequence.
 """

@@ -37,7 +37,7 @@ class ShallowWater:
     ``gravity`` (m s-2), ``depth`` (m), ``coriolis`` (s-1) and ``balance`` hold the bounds of uniform laws.
     ``balance`` is the share of the geostrophic velocity that the first frame has: 0 starts from rest and
     radiates everything as waves, 1 keeps most of the flow where it is. ``height`` (m) is the root mean square
-    of the first heights. ``substeps`` is the number of time steps per frame (0: as many as accuracy asks
+    of the first heights. ``substeps`` is the number of time steps per frame (0: as many as accuracy requires
     for); ``walls`` closes the square.
     """
 

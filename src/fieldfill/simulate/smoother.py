@@ -29,9 +29,12 @@ from fieldfill.errors import InputError
 
 __all__ = ["MAX_OBSERVATIONS", "MAX_STATE", "Conditioning", "LinearModes", "smooth"]
 
-MAX_OBSERVATIONS = 12_000  # their covariance and its factor take 2.3 GB
-MAX_STATE = 4096  # cells of the torus in the smoother; one covariance of the state takes 134 MB
-CHUNK = 2048  # columns of a cross-covariance held at a time
+# Observations of a window at most: their covariance and its factor take 2.3 GB.
+MAX_OBSERVATIONS = 12_000
+# Cells of the torus in the smoother at most: one covariance of the state takes 134 MB.
+MAX_STATE = 4096
+# Columns of a cross-covariance that are held at a time.
+CHUNK = 2048
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,10 @@ from fieldfill.errors import InputError
 
 __all__ = ["Simulator", "batch_generator", "write"]
 
-BATCH_BYTES = 64 * 2**20
-CHUNK_BYTES = 4 * 2**20
+# Bytes of the samples that are simulated together.
+BATCH_BYTES = 2**26
+# Bytes of a chunk of the store.
+CHUNK_BYTES = 2**22
 RECORD, FRESH = "progress.json", "progress.new"
 UNFINISHED = FolderKind(
     "an unfinished run", {"data": ZARR, "replaced": ZARR, **dict.fromkeys((RECORD, FRESH, LOCK))}, RECORD, "identity"
@@ -82,7 +84,7 @@ def write(
             "samples, batch and chunk must be at least 1 and seed at least 0"
         )
     if path.exists() and not overwrite:
-        raise InputError(f"{path} exists already: choose another name, or ask for it to be overwritten")
+        raise InputError(f"{path} exists already; choose another name, or overwrite it (overwrite=True, --overwrite)")
     if path.exists() and (problem := foreign(path, ZARR)):
         raise InputError(problem)
     run = _Run(simulator, path, samples, seed, batch, chunk)
@@ -150,7 +152,7 @@ class _Run:
             if not same and not overwrite:
                 raise InputError(
                     f"{self.part} holds an unfinished run with other settings: "
-                    "run again with those, or remove it, or ask for it to be overwritten"
+                    "run again with those, or remove it, or overwrite it (overwrite=True, --overwrite)"
                 )
             self._discard()
         check_space(self.path, COMPRESSED * 4 * self.samples * len(self.simulator.variables) * math.prod(self.grid))
@@ -232,7 +234,7 @@ class _Run:
         os.replace(self.fresh, self.record)
 
     def _discard(self) -> None:
-        """Removes all but the lock, the record last: what a kill leaves can still be told from a user's files."""
+        """Removes all but the lock, the record last: what a kill leaves is still recognised as our own."""
         for folder in (self.data, self.replaced):
             if folder.exists():
                 shutil.rmtree(folder)

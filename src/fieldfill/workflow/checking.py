@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fieldfill.config import Settings, build_partition, candidate_partitions
 from fieldfill.data.crops import Crops, Place
+from fieldfill.data.pieces import MASK_BYTES
 from fieldfill.data.record import Record
 from fieldfill.errors import InputError
 from fieldfill.partition import Partition
@@ -18,14 +19,6 @@ from fieldfill.partition.independence import IndependenceResult, test_independen
 from fieldfill.seeds import stream
 
 __all__ = ["Check", "audited", "check_crops", "mask_bank", "summary"]
-
-# Observation masks that are kept to draw contexts from.
-BANK = 256
-# Crops that the exposure audit looks at, and bytes of their masks.
-AUDITED = 500
-AUDITED_BYTES = 2**27
-# Crops that the test of independence looks at.
-TESTED = 256
 
 
 class Check:
@@ -105,7 +98,7 @@ def summary(found: Audit) -> dict[str, Any]:
         "exposure": {
             "min": found.minimum,
             "median": found.median,
-            "max_over_min": ratio if math.isfinite(ratio) else None,  # JSON knows no infinity
+            "max_over_min": ratio if math.isfinite(ratio) else None,  # JSON has no infinity
             "error": found.error,
         },
         "unlearnable_share": found.unlearnable_share,
@@ -118,14 +111,14 @@ def summary(found: Audit) -> dict[str, Any]:
 
 def check_crops(crops: Crops, settings: Settings, seed: int) -> Check:
     """Audits the masks of crops: which cells can be learnt, and with which partition."""
-    name, _, audits = audited(crops, mask_bank(crops, seed), settings, seed)
-    return Check(crops.record, name, audits, _tested(crops, seed))
+    name, _, audits = audited(crops, mask_bank(crops, settings, seed), settings, seed)
+    return Check(crops.record, name, audits, _tested(crops, settings.audit.tested, seed))
 
 
-def _tested(crops: Crops, seed: int) -> IndependenceResult | None:
-    """Whether the gaps depend on the field; None for a record that is too short to tell."""
+def _tested(crops: Crops, most: int, seed: int) -> IndependenceResult | None:
+    """Whether the gaps depend on the field; None for a record that is too short."""
     generator = stream(seed, "independence")
-    places = sorted(crops.spread_out(TESTED, generator))
+    places = sorted(crops.spread_out(most, generator))
     if len(places) < 10:
         return None
     batch = crops.training(places)
@@ -135,8 +128,8 @@ def _tested(crops: Crops, seed: int) -> IndependenceResult | None:
 def audited(crops: Crops, bank: Tensor, settings: Settings, seed: int) -> tuple[str, Partition, dict[str, Audit]]:
     """The partition to use and its name, and the audits of all that were considered."""
     generator = stream(seed, "audit")
-    most = max(2, min(AUDITED, AUDITED_BYTES // crops.cells))
-    places = crops.spread_out(most, generator, least=AUDITED // 2)
+    most = max(2, min(settings.audit.crops, MASK_BYTES // crops.cells))
+    places = crops.spread_out(most, generator, least=settings.audit.crops // 2)
     if len(places) < LEAST_CROPS:
         shape = " × ".join(map(str, crops.shape))
         raise InputError(
@@ -146,10 +139,10 @@ def audited(crops: Crops, bank: Tensor, settings: Settings, seed: int) -> tuple[
     masks = audit_masks(crops, places)
     if settings.partition != "auto":
         partition = build_partition(settings.partition, bank, settings.keep)
-        found = audit(partition, masks, generator, name=settings.partition)
+        found = audit(partition, masks, generator, settings.partition, settings.audit)
         return settings.partition, partition, {settings.partition: found}
     partitions = candidate_partitions(bank, settings.keep)
-    name, audits = compare(partitions, masks, generator)
+    name, audits = compare(partitions, masks, generator, settings.audit)
     return name, partitions[name], audits
 
 
@@ -163,6 +156,6 @@ def audit_masks(crops: Crops, places: Sequence[Place]) -> Masks:
     return Masks(batch.observed, batch.domain, cells, crops.domain, never)
 
 
-def mask_bank(crops: Crops, seed: int) -> Tensor:
+def mask_bank(crops: Crops, settings: Settings, seed: int) -> Tensor:
     """Observation masks (N, C, T, H, W) of the record's own crops, for partitions that draw from them."""
-    return crops.masks(BANK, stream(seed, "bank"), least=BANK // 8)
+    return crops.masks(settings.audit.bank, stream(seed, "bank"), least=settings.audit.bank // 8)

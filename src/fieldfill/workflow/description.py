@@ -25,8 +25,10 @@ from fieldfill.uncertainty.quantiles import LEVELS
 
 __all__ = ["Description", "check_arrays", "refusing_damage"]
 
-PREDICTORS = (5, 6)  # of the local correction: a model of an older version has one fewer
-MOST_CONTEXTS = 1000  # unless more were asked for when the model was fitted
+# Predictors of the local correction of the standard deviation; older models have one fewer.
+PREDICTORS = (5, 6)
+# Contexts of a fill at most, unless the settings have more.
+MOST_CONTEXTS = 1000
 # What reading, building and indexing raise if files are not what they should be.
 DAMAGE = (
     ArithmeticError,

@@ -55,8 +55,8 @@ def _fit(
     if folder is not None and resume:
         folder.check_fit(identity)  # before anything is learnt
     if Climatology.name in settings.estimators:
-        crops.normalise(learn_normaliser(crops, stream(seed, "climatology")))
-    bank = mask_bank(crops, seed)
+        crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology))
+    bank = mask_bank(crops, settings, seed)
     name, partition, audits = audited(crops, bank, settings, seed)
     maps = torch.cat([static_features(crops.domain, crops.normaliser), given_maps(record, settings)])
     crops.maps = maps

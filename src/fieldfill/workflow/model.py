@@ -60,7 +60,7 @@ class Model:
     domain, unsupported
         (C, H, W) bool: where the field exists; where the data could not teach it.
     maps
-        (K, H, W) what the network knows of every cell.
+        (K, H, W) static features of every cell for the network.
     exposure
         (C, H, W) conditional query probability of each cell; NaN outside the domain.
     ensemble, spread

@@ -23,12 +23,14 @@ __all__ = ["Dims", "DomainLike", "Source", "crop_shape", "given_maps", "open_cro
 Dims: TypeAlias = tuple[str, str, str]
 DomainLike: TypeAlias = str | xr.DataArray | np.ndarray | None
 
-# Frames of a crop, and the longest record that is one crop in time.
+# Frames of a crop of a long record.
 USUAL_FRAMES = 8
+# Frames of the longest record that is one crop in time.
 SHORT_RECORD = 12
 # Rows and columns of a crop where half of the cells or more are observed. Sparser records have larger ones, in
 # proportion, because a crop loses what lies beyond it: with 2 % observed, crops of 64 cells raise the error by 12 %.
 USUAL_CELLS = 64
+# Share of the cells observed from which on a crop has that size.
 DENSE = 0.5
 # Cells (C · T · H · W) of a crop at most, which bounds the cost of a step.
 MOST_CELLS = 2**19
@@ -72,7 +74,7 @@ def open_crops(source: Source, settings: Settings, seed: int) -> Crops:
     """The crops of a source, of which some observed cells are held out for validation."""
     record = open_source(source, settings)
     crops = Crops(record, Normaliser(record.mean, record.std), crop_shape(record, settings))
-    crops.held = hold_out(crops, settings.hold_out, stream(seed, "hold-out"))
+    crops.held = hold_out(crops, settings.hold_out, stream(seed, "hold-out"), settings.validation)
     return crops
 
 

@@ -21,9 +21,6 @@ from fieldfill.diffusion.networks.blocks import NoiseEmbedding, group_norm
 
 __all__ = ["FNO", "SpectralConv"]
 
-SPATIAL_MODES = 8  # wavenumbers 0 … 7 of rows and columns
-TEMPORAL_MODES = 8  # and of time, if the crop has as many
-
 
 class FNO(nn.Module):
     """Fourier neural operator, (B, F, T, H, W) → (B, C, T, H, W), on grids of any size.
@@ -36,6 +33,8 @@ class FNO(nn.Module):
         channels, and number of blocks: an operator has no coarser levels.
     periodic
         whether rows and columns close on themselves or are continued with zeros.
+    modes
+        wavenumbers 0 … modes - 1 that are kept of rows and columns, and of time if the crop has as many.
     """
 
     def __init__(
@@ -46,13 +45,14 @@ class FNO(nn.Module):
         base: int = 32,
         levels: int = 4,
         periodic: tuple[bool, bool] = (False, False),
+        modes: int = 8,
     ) -> None:
         super().__init__()
-        modes = (min(TEMPORAL_MODES, _length(frames, False) // 2 + 1), SPATIAL_MODES, SPATIAL_MODES)
+        kept = (min(modes, _length(frames, False) // 2 + 1), modes, modes)
         around = (False, *periodic)
         self.embed = NoiseEmbedding(4 * base)
         self.lift = Pointwise(features, base)
-        self.blocks = nn.ModuleList(FNOBlock(base, 4 * base, modes, around) for _ in range(levels))
+        self.blocks = nn.ModuleList(FNOBlock(base, 4 * base, kept, around) for _ in range(levels))
         self.norm = group_norm(base)
         self.project = Pointwise(base, 4 * base)
         self.head = Pointwise(4 * base, variables)

@@ -31,8 +31,8 @@ __all__ = [
     "unit_magnitude",
 ]
 
-SILU_DEVIATION = 0.596  # root mean square of silu(z), z ~ N(0, 1)
-BRANCH = 0.3  # share of a residual branch in its sum
+# Root mean square of silu(z), z ~ N(0, 1).
+SILU_DEVIATION = 0.596
 
 
 def unit_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -44,7 +44,7 @@ def mp_silu(x: Tensor) -> Tensor:
     return F.silu(x) / SILU_DEVIATION
 
 
-def mp_sum(a: Tensor, b: Tensor, share: float = BRANCH) -> Tensor:
+def mp_sum(a: Tensor, b: Tensor, share: float = 0.3) -> Tensor:
     """(1 - share) a + share b for uncorrelated a, b, at their magnitude."""
     return torch.lerp(a, b, share) / math.hypot(1 - share, share)
 

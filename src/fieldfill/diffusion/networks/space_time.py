@@ -30,9 +30,6 @@ from fieldfill.diffusion.networks.karras import (
 
 __all__ = ["SpaceTimeUNet", "TemporalAttention", "TemporalConvolution"]
 
-HEAD = 16  # channels of one attention head
-FARTHEST = 32  # frames; pairs farther apart share one position
-
 
 class PlainHead(nn.Sequential):
     """Norm, activation and a convolution that starts at zero."""
@@ -95,17 +92,21 @@ PRESERVING = Kit(
 )
 
 
-def _heads(channels: int) -> int:
-    return next(n for n in range(max(1, channels // HEAD), 0, -1) if channels % n == 0)
+def _heads(channels: int, size: int = 16) -> int:
+    """Number of attention heads of at least ``size`` channels each, if there are so many."""
+    return next(n for n in range(max(1, channels // size), 0, -1) if channels % n == 0)
 
 
 class TemporalAttention(nn.Module):
-    """Attention among the frames of a cell, (N, T, C) → (N, T, C), with a bias learnt for each distance in time."""
+    """Attention among the frames of a cell, (N, T, C) → (N, T, C), with a bias learnt for each distance in time.
 
-    def __init__(self, channels: int, frames: int, kit: Kit) -> None:
+    Frames that lie farther apart than ``farthest`` share one bias.
+    """
+
+    def __init__(self, channels: int, frames: int, kit: Kit, farthest: int = 32) -> None:
         super().__init__()
         self.heads = _heads(channels)
-        self.reach = max(1, min(frames - 1, FARTHEST))
+        self.reach = max(1, min(frames - 1, farthest))
         self.scale = kit.scale
         self.queries_keys_values = kit.linear(channels, 3 * channels)
         self.out = kit.linear(channels, channels)

@@ -24,9 +24,6 @@ from fieldfill.estimators.gaussian.phases import phases, wavenumbers
 
 __all__ = ["Deflation", "StrongModes"]
 
-LEFT = 0.2  # f as a share of the strongest eigenvalue that is left out
-PRECISION = 3e4  # largest eigenvalue over f: single precision holds the small difference of W and what is subtracted
-
 
 class StrongModes:
     """The ``count`` strongest modes psi of a factor L_k (K, CT, R) on ``torus``, seen on a grid (H, W) of its corner.
@@ -107,12 +104,22 @@ class StrongModes:
 class Deflation:
     """The preconditioner for a mask and noise variances, both (B, C, T, H, W), or (1, C, T, H, W) for all samples.
 
-    ``patterns`` (N, C, T, H, W) are those of the covariance.
+    ``patterns`` (N, C, T, H, W) are those of the covariance. f is the share ``left`` of the strongest eigenvalue that
+    is left out; it is at least the largest eigenvalue over ``precision``, because single precision must hold the small
+    difference of W and what is subtracted from it.
     """
 
-    def __init__(self, modes: StrongModes, mask: Tensor, noise: Tensor, patterns: Tensor) -> None:
+    def __init__(
+        self,
+        modes: StrongModes,
+        mask: Tensor,
+        noise: Tensor,
+        patterns: Tensor,
+        left: float = 0.2,
+        precision: float = 3e4,
+    ) -> None:
         powers = patterns.flatten(1).square().sum(1).tolist()
-        fine = max(LEFT * modes.left, max([modes.strongest, *powers]) / PRECISION)
+        fine = max(left * modes.left, max([modes.strongest, *powers]) / precision)
         self.modes, self.patterns, self.weight = modes, patterns, mask / (noise + fine)
         matrix = modes.gram(self.weight)
         if len(patterns):

@@ -6,7 +6,7 @@ import torch
 
 from fieldfill.estimators.base import Claim, Given, Law, Lesson, Source
 from fieldfill.estimators.gaussian.field import GaussianLaw, LearntField
-from fieldfill.estimators.gaussian.learning import learn_covariance
+from fieldfill.estimators.gaussian.learning import GaussianSettings, learn_covariance
 from fieldfill.estimators.gaussian.pairs import enlarged
 
 if TYPE_CHECKING:
@@ -22,20 +22,22 @@ class Gaussian(Source):
     ----------
     field
         whose covariance is learnt.
+    settings
+        how it is searched for.
     """
 
     name: ClassVar[str] = "gaussian"
     draws: ClassVar[bool] = True
 
-    def __init__(self, field: LearntField) -> None:
+    def __init__(self, field: LearntField, settings: GaussianSettings | None = None) -> None:
         super().__init__()
-        self.field = field
+        self.field, self.settings = field, settings or GaussianSettings()
 
     def claim(self, given: Given) -> Claim:
         return Claim(torch.arange(len(given.y), device=given.y.device), GaussianLaw(self.field))
 
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
-        return learn_covariance(self.field, lesson, chain)
+        return learn_covariance(self.field, lesson, chain, self.settings)
 
     def set_effort(self, effort: float) -> None:
         self.field.effort.fill_(effort)

@@ -24,8 +24,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from scipy.fft import next_fast_len
 from torch import Generator, Tensor, nn
 
+from fieldfill.data.pieces import at_once
 from fieldfill.estimators.base import Given
 from fieldfill.estimators.gaussian.deflation import Deflation, StrongModes, edge_columns
 from fieldfill.estimators.gaussian.phases import phases, wavenumbers
@@ -39,13 +41,8 @@ MAX_RANK = 64
 MAX_FACTOR_BYTES = 2**28
 # Complex modes that are solved exactly: 400 real functions.
 MODES = 200
-# Cells of the realisations that are solved for together.
-BATCH_CELLS = 2**21
-# Conjugate-gradient steps and tolerance of a thorough solution.
+# Conjugate-gradient steps of a thorough solution, at least.
 THOROUGH_STEPS = 200
-THOROUGH_TOLERANCE = 1e-9
-# Lengths of fast Fourier transforms.
-FFT_LENGTHS = sorted(2**a * 3**b * 5**c for a in range(14) for b in range(6) for c in range(4))
 
 
 class LearntField(nn.Module):
@@ -181,7 +178,7 @@ class LearntField(nn.Module):
         They have zero mean and the posterior covariance; at the observed cells, whose values are known, they are 0.
         The error of a solution that stops early is part of them. ``drift`` (1, 2) is that of the crop.
         """
-        batch = max(1, min(count, BATCH_CELLS // math.prod(self.shape)))
+        batch = min(count, at_once(math.prod(self.shape)))
         parts = []
         for first in range(0, count, batch):
             z = self.draw(min(batch, count - first), generator, drift)
@@ -259,7 +256,7 @@ class LearntField(nn.Module):
         steps = self.steps // 2 if self.training else round(self.steps * self.effort.item())
         tolerance = self.tolerance
         if thorough:
-            steps, tolerance = max(steps, THOROUGH_STEPS), min(tolerance, THOROUGH_TOLERANCE)
+            steps, tolerance = max(steps, THOROUGH_STEPS), tolerance / 100
         return conjugate_gradients(operator, Deflation(modes, mask, noise, self.patterns), y, steps, tolerance)
 
 
@@ -308,5 +305,4 @@ def _torus(size: int, reach: int, periodic: bool) -> int:
     """Cells of an axis on which a covariance of ``reach`` cells does not wrap onto itself; a fast FFT length."""
     if periodic:
         return size
-    wanted = size + min(size - 1, reach)
-    return next(n for n in FFT_LENGTHS if n >= wanted)
+    return next_fast_len(size + min(size - 1, reach), real=True)

@@ -19,42 +19,63 @@ Held-out cells decide on the common drift, the taper, the memory, the nugget and
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from fieldfill.data.crops import Crops, Place
 from fieldfill.estimators.base import Lesson
-from fieldfill.estimators.chain import BATCH_CELLS, JUDGED_CELLS, Chain
+from fieldfill.estimators.chain import BATCH_CELLS, Chain
 from fieldfill.estimators.gaussian.field import LearntField
 from fieldfill.estimators.gaussian.pairs import drift_of, factorise, lagged, separations, tapered
 
-__all__ = ["CovarianceSearch", "complete_crops", "learn_covariance"]
+__all__ = ["CovarianceSearch", "GaussianSettings", "complete_crops", "learn_covariance"]
 
-# Widths of the taper that are tried, in cells.
-TAPERS = (9.0, 5.0, 20.0)
-# Variance of the observations' errors to begin with.
-START_NUGGET = 0.01
-# Rounds of expectation–maximisation at most.
-ROUNDS = 8
-# Relative gain of the held-out error below which a round counts as idle, and idle rounds in a row that end the search.
-LEAST_GAIN = 0.003
-PATIENCE = 2
-# Slowest common drift that is tried, in cells per frame.
-LEAST_DRIFT = 0.05
-# Rounds in which patterns grow, as long as held-out cells gain.
-PATTERN_ROUNDS = 4
-MAX_PATTERNS = 16
-# Crops below which patterns cannot be told from chance.
-LEAST_PATTERN_CROPS = 32
-# Variance of a pattern, as a share of the strongest component, below which it is left to the stationary part.
-LEAST_PATTERN = 0.02
-# Cells of the crops that are completed in a round.
-COMPLETED_CELLS = 2**20
-# Parts of a crop that are tried as memory, and the gain for which a finite memory is accepted: expectation–
-# maximisation cannot undo it later.
-MEMORY_PARTS = (3.0, 6.0)
-LEAST_MEMORY_GAIN = 0.05
+
+@dataclass(frozen=True)
+class GaussianSettings:
+    """How the covariance of a record is searched for.
+
+    Attributes
+    ----------
+    tapers
+        widths of the taper that are tried, in cells; the first one is the usual one.
+    start_nugget
+        variance of the observations' errors to begin with, as a share of the variance of the field.
+    rounds
+        of expectation–maximisation at most; half as many for very large crops.
+    completed_cells
+        cells of the crops that are completed in a round.
+    least_gain, patience
+        relative gain of the held-out error below which a round is idle, and idle rounds in a row that end the search.
+    least_drift
+        slowest common drift that is tried, in cells per frame.
+    memory_parts
+        parts of a crop that are tried as memory.
+    least_memory_gain
+        relative gain for which a finite memory is accepted (expectation–maximisation cannot undo it later).
+    pattern_rounds, most_patterns
+        rounds in which patterns grow as long as held-out cells gain, and their number at most; no rounds, no patterns.
+    least_pattern
+        variance below which a pattern is left to the stationary part, as a share of the strongest component.
+    least_pattern_crops
+        crops below which patterns cannot be distinguished from chance.
+    """
+
+    tapers: tuple[float, ...] = (9.0, 5.0, 20.0)
+    start_nugget: float = 0.01
+    rounds: int = 8
+    completed_cells: int = 2**20
+    least_gain: float = 0.003
+    patience: int = 2
+    least_drift: float = 0.05
+    memory_parts: tuple[float, ...] = (3.0, 6.0)
+    least_memory_gain: float = 0.05
+    pattern_rounds: int = 4
+    most_patterns: int = 16
+    least_pattern: float = 0.02
+    least_pattern_crops: int = 32
 
 
 def complete_crops(
@@ -84,19 +105,21 @@ def complete_crops(
     return torch.fft.irfft2(sums, s=field.torus) / pairs, squares / max(1, cells)
 
 
-def patterns_of(field: LearntField, crops: Crops, places: list[Place], generator: Generator) -> tuple[Tensor, float]:
+def patterns_of(
+    field: LearntField, crops: Crops, places: list[Place], generator: Generator, settings: GaussianSettings
+) -> tuple[Tensor, float]:
     """Patterns (N, C, T, H, W) that the stationary part does not explain, and their share of the variance."""
     batch = max(1, BATCH_CELLS // crops.cells)
     parts = [crops.training(places[i : i + batch]) for i in range(0, len(places), batch)]
     drawn = [field.complete_grid(part.x, part.observed, generator) for part in parts]
     x = torch.cat(drawn).flatten(1)
     _, singular, vectors = torch.linalg.svd(x, full_matrices=False)
-    vectors, total = vectors[:MAX_PATTERNS], singular.square().sum() / len(x)
-    power = singular[:MAX_PATTERNS].square() / len(x)
+    most, total = settings.most_patterns, singular.square().sum() / len(x)
+    vectors, power = vectors[:most], singular[:most].square() / len(x)
     known = (vectors @ field.patterns.flatten(1).T).square().sum(1)
     stationary = (vectors * field.covary(vectors.view(-1, *field.shape)).flatten(1)).sum(1) - known
     excess = power - stationary
-    kept = excess > LEAST_PATTERN * power[0]
+    kept = excess > settings.least_pattern * power[0]
     patterns = (vectors[kept] * excess[kept].sqrt()[:, None]).view(-1, *field.shape)
     return patterns, float(excess[kept].sum() / total.clamp(min=1e-12))
 
@@ -104,7 +127,7 @@ def patterns_of(field: LearntField, crops: Crops, places: list[Place], generator
 class CovarianceSearch:
     """Tries covariances of a field on the held-out cells of the chain that it belongs to, and keeps the best."""
 
-    def __init__(self, field: LearntField, lesson: Lesson, chain: Chain, judged: int = JUDGED_CELLS) -> None:
+    def __init__(self, field: LearntField, lesson: Lesson, chain: Chain, judged: int | None = None) -> None:
         self.field, self.lesson, self.chain, self.judged = field, lesson, chain, judged
         self.best: dict[str, float] = {"validation": math.inf}
         self._state: dict[str, Tensor] = {}
@@ -150,32 +173,33 @@ class CovarianceSearch:
         self.field.load_state_dict(self._state)
 
 
-def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain) -> dict[str, float]:
-    """Fits the field to a record; returns the settings that were chosen on held-out cells."""
-    crops, generator = lesson.crops, lesson.generator
+def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain, settings: GaussianSettings) -> dict[str, float]:
+    """Fits the field to a record; returns what was chosen on held-out cells."""
+    crops, generator, nugget = lesson.crops, lesson.generator, settings.start_nugget
     found, search = separations(crops, field.torus, generator), CovarianceSearch(field, lesson, chain)
-    for taper in TAPERS:
-        search.attempt(found.covariance, taper, (0.0, 0.0), START_NUGGET)
-    for memory in (field.shape[1] / part for part in MEMORY_PARTS if field.shape[1] > part):
-        search.attempt(found.covariance, search.taper, (0.0, 0.0), START_NUGGET, memory, LEAST_MEMORY_GAIN)
-    count, idle = max(2, COMPLETED_CELLS // crops.cells), 0
-    for turn in range(ROUNDS if crops.cells <= JUDGED_CELLS else ROUNDS // 2):
+    for taper in settings.tapers:
+        search.attempt(found.covariance, taper, (0.0, 0.0), nugget)
+    for memory in (field.shape[1] / part for part in settings.memory_parts if field.shape[1] > part):
+        search.attempt(found.covariance, search.taper, (0.0, 0.0), nugget, memory, settings.least_memory_gain)
+    count, idle = max(2, settings.completed_cells // crops.cells), 0
+    large = crops.cells > chain.settings.judged_cells
+    for turn in range(settings.rounds // 2 if large else settings.rounds):
         search.restore()
         before = search.best["validation"]
         covariance, nugget = complete_crops(field, crops, crops.some(count, generator), generator)
         drift = drift_of(covariance)
-        if turn == 0 and max(map(abs, drift)) > LEAST_DRIFT:
+        if turn == 0 and max(map(abs, drift)) > settings.least_drift:
             search.attempt(covariance, search.taper, drift, nugget, search.memory)
         for taper in sorted({search.taper, 2 * search.taper, math.inf}):
             search.attempt(covariance, taper, search.drift, nugget, search.memory)
-        idle = idle + 1 if search.best["validation"] > (1 - LEAST_GAIN) * before else 0
-        if idle == PATIENCE:
+        idle = idle + 1 if search.best["validation"] > (1 - settings.least_gain) * before else 0
+        if idle == settings.patience:
             break
     search.restore()
     places = crops.some(count, generator)
     factor = field.factor.clone()
-    for _ in range(PATTERN_ROUNDS if len(places) >= LEAST_PATTERN_CROPS else 0):
-        patterns, share = patterns_of(field, crops, places, generator)
+    for _ in range(settings.pattern_rounds if len(places) >= settings.least_pattern_crops else 0):
+        patterns, share = patterns_of(field, crops, places, generator, settings)
         if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
             break
     search.restore()

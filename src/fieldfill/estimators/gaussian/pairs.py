@@ -19,14 +19,10 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.data.crops import Crops, Place
+from fieldfill.data.pieces import at_once
 from fieldfill.estimators.gaussian.field import LearntField
 
 __all__ = ["Separations", "drift_of", "enlarged", "factorise", "lagged", "mean_over_modes", "separations", "tapered"]
-
-MAX_FRAMES = 4000  # frames that are looked at; more would add little but time
-MAX_VALUES = 2**25  # values that are looked at, for large grids
-CHUNK_BYTES = 2**26  # of matrices that are decomposed together
-FEW = 20  # a separation with fewer pairs than this is not trusted
 
 
 @dataclass(frozen=True)
@@ -40,11 +36,24 @@ class Separations:
     pairs: Tensor
 
 
-def separations(crops: Crops, torus: tuple[int, int], generator: Generator, frames: int | None = None) -> Separations:
-    """Covariances of a record up to the lags of a crop, or of ``frames``, and what ``torus`` keeps apart."""
+def separations(
+    crops: Crops,
+    torus: tuple[int, int],
+    generator: Generator,
+    frames: int | None = None,
+    *,
+    most_frames: int = 4000,
+    most_values: int = 2**25,
+    few: int = 20,
+) -> Separations:
+    """Covariances of a record up to the lags of a crop, or of ``frames``, and what ``torus`` keeps apart.
+
+    Pairs are taken from at most ``most_frames`` frames and ``most_values`` values; more would add little but time. A
+    separation with fewer than ``few`` pairs is not trusted: its covariance counts as zero.
+    """
     frames = crops.length if frames is None else frames
     products, counts = None, None
-    for place, length in _stretches(crops, torus, generator):
+    for place, length in _stretches(crops, torus, generator, most_frames, most_values):
         x, observed = crops.visible(place, length)
         values, masks = (lagged(torch.fft.rfft2(v, s=torus)[None], frames) for v in (x, observed.float()))
         products = values if products is None else products + values
@@ -52,7 +61,7 @@ def separations(crops: Crops, torus: tuple[int, int], generator: Generator, fram
     assert products is not None and counts is not None
     total, pairs = torch.fft.irfft2(products, s=torus), torch.fft.irfft2(counts, s=torus).round()
     pairs = pairs * _reliable(torus, crops.shape[1:])
-    return Separations(torch.where(pairs >= FEW, total / pairs.clamp(min=1), 0), pairs)
+    return Separations(torch.where(pairs >= few, total / pairs.clamp(min=1), 0), pairs)
 
 
 def _reliable(torus: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
@@ -63,11 +72,13 @@ def _reliable(torus: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
     return rows[:, None] & columns
 
 
-def _stretches(crops: Crops, torus: tuple[int, int], generator: Generator) -> list[tuple[Place, int]]:
+def _stretches(
+    crops: Crops, torus: tuple[int, int], generator: Generator, most_frames: int, most_values: int
+) -> list[tuple[Place, int]]:
     """Places and lengths of stretches in time with as many values as are looked at, long enough for all lags."""
     variables = crops.record.shape[1]
     longest = max(crops.length, 2**24 // (variables * math.prod(torus)))
-    wanted = min(MAX_FRAMES, MAX_VALUES // (variables * math.prod(crops.shape[1:])))
+    wanted = min(most_frames, most_values // (variables * math.prod(crops.shape[1:])))
     return crops.stretches(wanted, generator, min(8 * crops.length, longest))
 
 
@@ -120,7 +131,7 @@ def factorise(covariance: Tensor, field: LearntField) -> Tensor:
     spectrum = torch.fft.rfft2(covariance).flatten(-2).permute(3, 0, 1, 2)
     # Clipping and truncation change the variance; it is known best of all, so it is put back.
     variance = covariance[range(variables), range(variables), 0, 0, 0].mean()
-    parts = spectrum.split(max(1, CHUNK_BYTES // (8 * (variables * length) ** 2)))
+    parts = spectrum.split(at_once((variables * length) ** 2))
     return _decompose((_matrices(part) for part in parts), variance, field)
 
 

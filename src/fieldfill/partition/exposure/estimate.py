@@ -2,7 +2,7 @@ r"""Exposure learnt from draws: a small network predicts the query from the cont
 
 Crops are cut into two groups. Contexts and queries drawn on the first teach a classifier
 :math:`g(\text{features of } i, ctx) \approx P(qry_i | ctx)` for cells i outside the context; it is judged on
-the *missing* cells of the second group, where fills will be made. If missing cells can be told from queried
+the *missing* cells of the second group, where fills will be made. If missing cells can be distinguished from queried
 ones, g is 0 there and the principle is broken, however healthy the marginal frequency of queries.
 
 Classes are weighted to equal size for training (a 1 % mask has few queries) and the prior odds are put back
@@ -16,16 +16,47 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from fieldfill.data.pieces import at_once
 from fieldfill.errors import InputError
 from fieldfill.partition import Partition
 from fieldfill.partition.exposure.features import describe
 
-__all__ = ["CELLS", "Estimate", "Masks", "estimate"]
+__all__ = ["AuditSettings", "Estimate", "Masks", "estimate"]
 
-AT_ONCE = 2**21  # cells of crops that are split together
-CELLS = 300_000  # cells described per group of crops
-_PER_SLICE = 128  # training cells of each class taken from a slice
-_EPOCHS = 12
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """How exposure is measured, and what counts as unlearnable.
+
+    Attributes
+    ----------
+    crops, tested
+        crops that the audit of exposure and the test of independence look at, at most.
+    bank
+        observation masks that are kept, to draw contexts from.
+    cells, slice_cells, epochs
+        of the classifier: cells that it learns from and is judged on, cells of each class from one slice, passes.
+    contexts, distinct_masks
+        contexts of the exact audit, and number of distinct masks up to which it is made.
+    zero
+        relative exposure below which a missing cell counts as unlearnable.
+    tolerance
+        difference of shares that is noise.
+    uniform
+        ratio of the largest to the smallest exposure that is not held against a partition.
+    """
+
+    crops: int = 500
+    tested: int = 256
+    bank: int = 256
+    cells: int = 300_000
+    slice_cells: int = 128
+    epochs: int = 12
+    contexts: int = 96
+    distinct_masks: int = 64
+    zero: float = 0.1
+    tolerance: float = 0.03
+    uniform: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +123,7 @@ class Masks:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the classifier says about held-out crops.
+    """Results of the classifier on held-out crops.
 
     ``exposure`` (n,): g at missing cells; ``cell`` (n,): their number in the flattened (C, H, W) grid;
     ``window`` (n,): the draw they belong to; ``marginal``: share of queries among all cells outside the
@@ -123,17 +154,21 @@ class _Draws:
     unsplit: float
 
 
-def estimate(partition: Partition, masks: Masks, generator: Generator, cells: int = CELLS) -> Estimate:
-    """Estimates the exposure of the missing cells of masks under ``partition``.
-
-    About ``cells`` cells are looked at for learning and as many for judging.
-    """
+def estimate(
+    partition: Partition, masks: Masks, generator: Generator, settings: AuditSettings | None = None
+) -> Estimate:
+    """Estimates the exposure of the missing cells of masks under ``partition``."""
+    settings = settings or AuditSettings()
     learn, judge = _groups(len(masks), generator)
-    training = _draw(partition, masks.part(learn), cells, generator)
-    trial = _draw(partition, masks.part(judge), cells, generator)
+    training = _draw(partition, masks.part(learn), settings.cells, generator)
+    trial = _draw(partition, masks.part(judge), settings.cells, generator)
     label = trial.query[trial.outside]
     marginal = float(label.float().mean()) if len(label) else 0.0
-    g = torch.zeros(trial.outside.shape) if not training.query.any() else _classify(training, trial, generator)
+    g = (
+        torch.zeros(trial.outside.shape)
+        if not training.query.any()
+        else _classify(training, trial, settings, generator)
+    )
     gap = _calibration_gap(g[trial.outside], label)
     s, y, x = trial.missing.nonzero(as_tuple=True)
     cell = masks.cell(judge[trial.window[s]], trial.variable[s], y, x)
@@ -158,7 +193,7 @@ def _draw(partition: Partition, masks: Masks, cells: int, generator: Generator) 
     frame = torch.randint(T, (slices,), generator=generator)
     parts: list[list[Tensor]] = []
     kept = unsplit = 0.0
-    for chunk in torch.arange(slices).split(max(1, min(32, AT_ONCE // (C * T * H * W)))):
+    for chunk in torch.arange(slices).split(max(1, min(32, at_once(C * T * H * W)))):
         mask, domain = masks.observed[window[chunk]], masks.domain[window[chunk]]
         context, query = partition.split(mask, generator)
         usable = query.flatten(1).any(-1)
@@ -179,14 +214,17 @@ def _draw(partition: Partition, masks: Masks, cells: int, generator: Generator) 
     return _Draws(features, query, outside, missing, variable, window, kept, unsplit)
 
 
-def _sample(draws: _Draws, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Training cells: features (n, F), labels (n,), weights (n,) that restore the counts of each slice."""
+def _sample(draws: _Draws, cells: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Training cells: features (n, F), labels (n,), weights (n,) that restore the counts of each slice.
+
+    At most ``cells`` cells of each class are taken from a slice.
+    """
     x, y, w = [], [], []
     for positive in (True, False):
         pool = (draws.query if positive else draws.outside & ~draws.query).flatten(1)
         count = pool.sum(-1, keepdim=True)
         score = torch.rand(pool.shape, generator=generator) * pool
-        take = min(_PER_SLICE, pool.shape[1])
+        take = min(cells, pool.shape[1])
         best, where = score.topk(take, dim=-1)
         real = best > 0
         s = torch.arange(len(pool))[:, None].expand_as(where)
@@ -196,15 +234,15 @@ def _sample(draws: _Draws, generator: Generator) -> tuple[Tensor, Tensor, Tensor
     return torch.cat(x), torch.cat(y), torch.cat(w)
 
 
-def _classify(training: _Draws, trial: _Draws, generator: Generator) -> Tensor:
+def _classify(training: _Draws, trial: _Draws, settings: AuditSettings, generator: Generator) -> Tensor:
     """P(query) for all cells of the trial slices, (S, H, W)."""
-    x, y, w = _sample(training, generator)
+    x, y, w = _sample(training, settings.slice_cells, generator)
     positive, negative = (w * y).sum(), (w * (1 - y)).sum()
     prior = torch.log(positive / negative.clamp(min=1e-9))
     balanced = w * torch.where(y > 0, 0.5 / positive, 0.5 / negative.clamp(min=1e-9))
     centre, scale = x.mean(0), x.std(0).clamp(min=1e-4)
     model = _network(x.shape[1], generator)
-    _fit(model, (x - centre) / scale, y, balanced / balanced.mean(), generator)
+    _fit(model, (x - centre) / scale, y, balanced / balanced.mean(), settings.epochs, generator)
     with torch.no_grad():
         parts = [model((f - centre) / scale).squeeze(-1) for f in trial.features.flatten(0, 2).split(65536)]
     logit = torch.cat(parts).view(trial.outside.shape) + prior
@@ -223,9 +261,9 @@ def _network(inputs: int, generator: Generator) -> nn.Sequential:
     return model
 
 
-def _fit(model: nn.Module, x: Tensor, y: Tensor, w: Tensor, generator: Generator) -> None:
+def _fit(model: nn.Module, x: Tensor, y: Tensor, w: Tensor, epochs: int, generator: Generator) -> None:
     batch = min(2048, max(256, len(x) // 16), len(x))
-    steps = min(600, max(200, _EPOCHS * len(x) // batch))
+    steps = min(600, max(200, epochs * len(x) // batch))
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):

@@ -1,9 +1,9 @@
-"""What a cell can know of its context: numbers from which P(query | context) is estimated.
+"""Features of a cell and its context, from which P(query | context) is estimated.
 
 A *slice* is one variable and frame of one crop. For every cell of a slice the features describe the context
 around it in space (box means at several scales, and a star of box means in eight directions), in time
 (neighbouring frames, share of all frames, any frame) and across variables, so that whatever a network could
-use to tell a cell hidden by nature from a cell hidden by the partition – an isolated hole, a missing block, a
+use to distinguish a cell hidden by nature from a cell hidden by the partition – an isolated hole, a missing block, a
 frame, a static mask – is visible.
 """
 
@@ -13,8 +13,11 @@ from torch import Tensor
 
 __all__ = ["BOXES", "describe"]
 
+# Sides of the boxes around a cell, in cells.
 BOXES = (3, 5, 9, 17, 33)
-STAR = ((2, 3), (5, 5), (12, 9))  # (distance, box) in cells
+# Distances of the eight points around a cell, and sides of their boxes, in cells.
+STAR = ((2, 3), (5, 5), (12, 9))
+# Directions of these points: rows and columns.
 EIGHT = ((0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1))
 
 

@@ -1,4 +1,4 @@
-r"""The exposure audit: which missing cells a partition can teach, told from the masks alone.
+r"""The exposure audit: which missing cells a partition can teach, from the masks alone.
 
 A missing cell (a domain cell that its crop does not observe) is *unlearnable* under a partition when its
 exposure :math:`P(qry_i | ctx)` is statistically zero: below a tenth of the mean exposure of all cells outside
@@ -14,18 +14,13 @@ from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
 from fieldfill.partition import Partition
-from fieldfill.partition.exposure.estimate import CELLS, Estimate, Masks, estimate
+from fieldfill.partition.exposure.estimate import AuditSettings, Estimate, Masks, estimate
 from fieldfill.partition.exposure.exact import NoClosedForm, exact_exposure
 
 __all__ = ["LEAST_CROPS", "Audit", "audit", "compare"]
 
 # Crops that an audit needs: it learns from some and judges on others.
 LEAST_CROPS = 3
-ZERO = 0.1  # relative exposure below which a missing cell counts as unlearnable
-TOLERANCE = 0.03  # differences of shares below this are noise
-UNIFORM = 20.0  # spreads of exposure below this factor are not held against a partition
-_CONTEXTS = 96  # contexts of the exact audit
-_MASKS = 64  # most distinct masks of the exact audit
 
 
 @dataclass(frozen=True)
@@ -73,24 +68,28 @@ class Audit:
 
 
 def audit(
-    partition: Partition, masks: Masks, generator: Generator, name: str | None = None, cells: int = CELLS
+    partition: Partition,
+    masks: Masks,
+    generator: Generator,
+    name: str | None = None,
+    settings: AuditSettings | None = None,
 ) -> Audit:
     """Audits ``partition`` on the masks of a data set.
 
-    Exact when the data set repeats few distinct masks and the partition's law is known; estimated otherwise,
-    from about ``cells`` cells.
+    Exact when the data set repeats few distinct masks and the partition's law is known; estimated otherwise.
     """
+    settings = settings or AuditSettings()
     if len(masks) < LEAST_CROPS:
         raise InputError(f"{len(masks)} crops: an audit needs at least {LEAST_CROPS}; use a shorter window")
-    cases = _exact_cases(partition, masks, generator)
+    cases = _exact_cases(partition, masks, settings, generator)
     method: Literal["exact", "estimated"] = "estimated" if cases is None else "exact"
     if cases is None:
-        cases = estimate(partition, masks, generator, cells)
-    return _summary(name or type(partition).__name__, method, cases, masks.grid, masks.never)
+        cases = estimate(partition, masks, generator, settings)
+    return _summary(name or type(partition).__name__, method, cases, masks.grid, masks.never, settings.zero)
 
 
 def compare(
-    candidates: dict[str, Partition], masks: Masks, generator: Generator, cells: int = CELLS
+    candidates: dict[str, Partition], masks: Masks, generator: Generator, settings: AuditSettings | None = None
 ) -> tuple[str, dict[str, Audit]]:
     """Audits all candidates; returns the name of the recommended one and the audits.
 
@@ -98,27 +97,28 @@ def compare(
     (within a factor of two of the most uniform, or 20); among those, contexts that keep most of the observed
     cells. Of equals the first given is taken.
     """
-    audits = {name: audit(p, masks, generator, name, cells) for name, p in candidates.items()}
+    settings = settings or AuditSettings()
+    audits = {name: audit(p, masks, generator, name, settings) for name, p in candidates.items()}
     left = [n for n in audits if audits[n].unsplit <= 0.9] or list(audits)
     least = min(audits[n].unlearnable_share for n in left)
-    left = [n for n in left if audits[n].unlearnable_share <= least + TOLERANCE]
+    left = [n for n in left if audits[n].unlearnable_share <= least + settings.tolerance]
     even = min(audits[n].max_over_min for n in left)
-    left = [n for n in left if audits[n].max_over_min <= max(2 * even, UNIFORM)]
+    left = [n for n in left if audits[n].max_over_min <= max(2 * even, settings.uniform)]
     most = max(audits[n].kept for n in left)
-    return next(n for n in left if audits[n].kept >= most - TOLERANCE), audits
+    return next(n for n in left if audits[n].kept >= most - settings.tolerance), audits
 
 
-def _exact_cases(partition: Partition, masks: Masks, generator: Generator) -> Estimate | None:
+def _exact_cases(partition: Partition, masks: Masks, settings: AuditSettings, generator: Generator) -> Estimate | None:
     """Exact exposures at the missing cells of a sample of crops, or None where they cannot be had."""
     observed = masks.observed
     key = torch.randn(observed[0].numel(), generator=generator, dtype=torch.float64)
     code = torch.stack([mask.flatten().double() @ key for mask in observed])
     _, which, count = code.unique(return_inverse=True, return_counts=True)
-    if len(count) > _MASKS or len(observed) < 4 * len(count):
+    if len(count) > settings.distinct_masks or len(observed) < 4 * len(count):
         return None
     first = torch.stack([(which == k).nonzero()[0, 0] for k in range(len(count))])
     law = (observed[first], count.double() / len(observed))
-    pick = torch.randint(len(observed), (_CONTEXTS,), generator=generator)
+    pick = torch.randint(len(observed), (settings.contexts,), generator=generator)
     context, query = partition.split(observed[pick], generator)
     try:
         exposure = torch.stack([exact_exposure(partition, law, c) for c in context])
@@ -134,10 +134,12 @@ def _exact_cases(partition: Partition, masks: Masks, generator: Generator) -> Es
     return Estimate(exposure[missing], cell, k, marginal, float(kept.mean()), 0.0, unsplit)
 
 
-def _summary(name: str, method: Literal["exact", "estimated"], cases: Estimate, domain: Tensor, never: Tensor) -> Audit:
+def _summary(
+    name: str, method: Literal["exact", "estimated"], cases: Estimate, domain: Tensor, never: Tensor, least: float
+) -> Audit:
     size = domain.numel()
     g = cases.exposure.double()
-    zero = (g < ZERO * cases.marginal) | (g == 0) | never.flatten()[cases.cell]
+    zero = (g < least * cases.marginal) | (g == 0) | never.flatten()[cases.cell]
     count = torch.zeros(size, dtype=torch.float64).index_add_(0, cases.cell, torch.ones_like(g))
     total = torch.zeros(size, dtype=torch.float64).index_add_(0, cases.cell, g)
     zeros = torch.zeros(size, dtype=torch.float64).index_add_(0, cases.cell, zero.double())
