@@ -16,7 +16,14 @@ import numpy as np
 import xarray as xr
 
 from fieldfill.api import hide
-from fieldfill.baselines import Baseline, Climatology, GaussianOptimum, LinearTime, NavierStokes, OptimalInterpolation
+from fieldfill.baselines import (
+    Baseline,
+    Climatology,
+    GaussianOptimum,
+    LinearTime,
+    NavierStokesInpainting,
+    OptimalInterpolation,
+)
 from fieldfill.bench import rows
 from fieldfill.bench.cases import Unavailable
 from fieldfill.bench.measuring import clocked, physics
@@ -47,7 +54,7 @@ Method = Callable[[np.ndarray], Baseline]
 METHODS: dict[str, Method] = {
     "climatology": lambda domain: Climatology(domain=domain, per_cell=False),
     "linear_time": lambda domain: LinearTime(domain=domain),
-    "navier_stokes": lambda domain: NavierStokes(domain=domain),
+    "navier_stokes": lambda domain: NavierStokesInpainting(domain=domain),
     "oi": lambda domain: OptimalInterpolation(domain=domain),
 }
 OF_ERA5: dict[str, Method] = METHODS | {"climatology": lambda domain: Climatology(domain=domain)}

@@ -27,7 +27,7 @@ FAMILY = {
     "nearest": lambda **common: baselines.Nearest(**common),
     "temporal": lambda **common: baselines.TemporalConsistency(**common),
     "telea": lambda **common: baselines.Telea(**common),
-    "navier_stokes": lambda **common: baselines.NavierStokes(**common),
+    "navier_stokes": lambda **common: baselines.NavierStokesInpainting(**common),
     "biharmonic": lambda **common: baselines.Biharmonic(**common),
     "inpainting": lambda **common: baselines.BestInpainting(**common),
     "eof": lambda **common: baselines.EOF(max_rank=4, **common),

@@ -8,9 +8,9 @@ import torch
 
 from conftest import NO_COVARIANCE, draw, seeded, stir
 from fieldfill.config import NETWORKS, PATCHED, Settings, build_denoiser
-from fieldfill.diffusion.networks.blocks import fold, unfold
 from fieldfill.diffusion.networks.fno import SpectralConv
 from fieldfill.diffusion.networks.karras import MPBlock, MPConv, MPEmbedding, MPLinear, mp_join, mp_silu, mp_sum
+from fieldfill.diffusion.networks.layers import fold, unfold
 from fieldfill.diffusion.networks.refiner import Refiner
 from fieldfill.diffusion.networks.space_time import PRESERVING, SpaceTimeUNet, TemporalAttention, TemporalConvolution
 from fieldfill.diffusion.networks.unet import FoldedUNet

@@ -40,6 +40,7 @@ NEIGHBOURS: dict[tuple[str, str], str] = {}
 RANK = {name: rank for rank, name in enumerate(ROOMS)}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 TESTS = sorted(HERE.glob("test_*.py"))
+SCRIPTS = sorted((HERE.parent / "benchmarks").glob("*.py"))
 NO_TORCH = (
     "errors",
     "metrics",
@@ -102,7 +103,7 @@ def test_imports_go_down(path: Path) -> None:
             assert RANK[room] > RANK[here], f"{name_of(path)} lies below {room} and must not import it"
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted(HERE.glob("*.py"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES, *sorted(HERE.glob("*.py")), *SCRIPTS], ids=lambda path: path.stem)
 def test_private_names_stay_private(path: Path) -> None:
     for module, name in imported(path):
         private = [part for part in (*module.split("."), name) if part.startswith("_") and not part.startswith("__")]
@@ -110,9 +111,12 @@ def test_private_names_stay_private(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_tests_neither_import_each_other_nor_touch_private_attributes(path: Path) -> None:
-    others = {other.stem for other in TESTS} - {path.stem}
-    assert not {module for module, _ in imported(path)} & others
+def test_tests_do_not_import_each_other(path: Path) -> None:
+    assert not {module for module, _ in imported(path)} & ({other.stem for other in TESTS} - {path.stem})
+
+
+@pytest.mark.parametrize("path", [*TESTS, *SCRIPTS], ids=lambda path: path.stem)
+def test_tests_and_benchmarks_do_not_touch_private_attributes(path: Path) -> None:
     private = {
         node.attr
         for node in ast.walk(ast.parse(path.read_text()))
@@ -128,6 +132,13 @@ def test_files_never_meet_torch_and_networks_never_meet_xarray(path: Path) -> No
         assert "torch" not in outside
     if name_of(path).startswith(NO_XARRAY):
         assert "xarray" not in outside
+
+
+@pytest.mark.parametrize("room", ["diffusion", "sampling", "uncertainty"])
+def test_rooms_above_the_estimators_depend_on_their_protocol_only(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
+        ours = {module for module, _ in imported(path) if module.startswith("fieldfill.estimators")}
+        assert ours <= {"fieldfill.estimators.base", "fieldfill.estimators.chain"}, path
 
 
 def test_networks_know_nothing_of_diffusion() -> None:

@@ -21,6 +21,10 @@ def every_method() -> dict[str, Method]:
         baselines.LinearTime(),
         baselines.Nearest(),
         baselines.TemporalConsistency(),
+        baselines.Telea(),
+        baselines.NavierStokesInpainting(),
+        baselines.Biharmonic(),
+        baselines.BestInpainting(),
         baselines.EOF(),
         baselines.OptimalInterpolation(window=4, probes=0, steps=4),
         baselines.GaussianOptimum(field=field),
@@ -30,6 +34,10 @@ def every_method() -> dict[str, Method]:
 
 
 METHODS = every_method()
+
+
+def test_every_registered_baseline_is_among_them() -> None:
+    assert {kind.__name__ for kind in baselines.BASELINES.values()} | {"Filler"} == set(METHODS)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +70,7 @@ def test_parameters_are_set_by_name_and_unknown_ones_are_refused(name: str) -> N
 def test_the_repr_names_what_differs_from_the_defaults(name: str) -> None:
     copy = clone(METHODS[name]).set_params(log=("chl",))
     assert repr(copy).startswith(f"{type(copy).__name__}(") and "log=('chl',)" in repr(copy)
-    assert "domain" not in repr(copy)
+    assert "domain" not in repr(copy) and "candidates" not in repr(copy)
     copy.set_params(domain=np.ones((ROWS, COLUMNS), bool))
     assert f"domain=<ndarray ({ROWS}, {COLUMNS})>" in repr(copy)
 
@@ -79,6 +87,10 @@ def test_fit_returns_the_method_and_a_fill_in_logarithms_is_positive(name: str, 
     assert "not fitted yet" in method._repr_html_()
     assert method.fit(gappy) is method and method.fitted
     assert "(fitted)" in method._repr_html_() and "<script" not in method._repr_html_()
+    summary = method.summary()
+    assert summary["variables"] == ["chl"] and all(key in method._repr_html_() for key in summary)
+    if name in ("EOF", "BestInpainting", "OptimalInterpolation"):
+        assert 0 < summary["held_out"] < 2
     filled = method.fill(gappy).chl
     seen = np.isfinite(gappy.chl.values)
     assert (filled.values > 0).all() and np.array_equal(filled.values[seen], gappy.chl.values[seen])

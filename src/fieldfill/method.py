@@ -70,7 +70,7 @@ class Method(abc.ABC):
         """Parameters that differ from their defaults."""
         changed = {}
         for part in fields(self):
-            if not part.init:
+            if not (part.init and part.repr):
                 continue
             value = getattr(self, part.name)
             default = part.default_factory() if part.default_factory is not MISSING else part.default

@@ -2,7 +2,7 @@
 
 from fieldfill.baselines.baseline import Baseline
 from fieldfill.baselines.eof import EOF
-from fieldfill.baselines.inpainting import BestInpainting, Biharmonic, NavierStokes, Telea
+from fieldfill.baselines.inpainting import BestInpainting, Biharmonic, NavierStokesInpainting, Telea
 from fieldfill.baselines.interpolation import Climatology, LinearTime, Nearest, TemporalConsistency
 from fieldfill.baselines.optimal_interpolation import OptimalInterpolation
 from fieldfill.baselines.optimum import GaussianOptimum
@@ -16,7 +16,7 @@ __all__ = [
     "Climatology",
     "GaussianOptimum",
     "LinearTime",
-    "NavierStokes",
+    "NavierStokesInpainting",
     "Nearest",
     "OptimalInterpolation",
     "Telea",
@@ -30,7 +30,7 @@ BASELINES: dict[str, type[Baseline]] = {
     "nearest": Nearest,
     "temporal": TemporalConsistency,
     "telea": Telea,
-    "navier_stokes": NavierStokes,
+    "navier_stokes": NavierStokesInpainting,
     "biharmonic": Biharmonic,
     "inpainting": BestInpainting,
     "eof": EOF,

@@ -8,7 +8,7 @@ from, keeping the observed values and the metadata is done here, once.
 
 import abc
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import xarray as xr
@@ -100,6 +100,12 @@ class Baseline(Method):
         filled, std = self._estimate(_gappy(record, self.exponents_))
         filled, std = np.ldexp(filled, self.exponents_), None if std is None else np.ldexp(std, self.exponents_)
         return record.to_dataset(filled, std, history=f"filled with fieldfill.baselines.{self!r}")
+
+    def summary(self) -> dict[str, Any]:
+        """Variables and size of the domain; subclasses add what they learnt and its held-out error."""
+        if not self.fitted:
+            return {}
+        return {"variables": list(self.variables_), "domain_cells": self.domain_.sum((1, 2)).tolist()}
 
     def _learn(self, data: Gappy) -> None:
         """Learns from arrays: here ``climatology_`` (C, H, W), the mean of every cell, the last resort."""

@@ -26,7 +26,7 @@ count as few: mu² = r nu² with nu² the variance of the observed cells outside
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.linalg import eigh
@@ -85,6 +85,13 @@ class EOF(Baseline):
         self.scale_ = np.where(spread > 1e-12 * np.abs(self.climatology_[data.domain]).max(), spread, 1.0)
         self._choose(data, self._hold_out(data.observed))
         self.fit_ = self._refill(*self._matrix(data, self.climatology_), self.rank_)[1]
+
+    def summary(self) -> dict[str, Any]:
+        """Also rank and inflation, and the mean squared error at held-out cells as a share of the variance."""
+        if not self.fitted:
+            return {}
+        learnt = {"rank": self.rank_, "inflation": self.inflation_, "held_out": self.errors_[self.rank_]}
+        return super().summary() | learnt
 
     def _hold_out(self, observed: np.ndarray) -> np.ndarray:
         generator = np.random.default_rng(self.seed)

@@ -15,7 +15,7 @@ from fieldfill.baselines.baseline import Baseline, Gappy
 from fieldfill.baselines.cross_validation import cloud_points
 from fieldfill.errors import MissingPackage
 
-__all__ = ["BestInpainting", "Biharmonic", "FrameInpainting", "NavierStokes", "Telea"]
+__all__ = ["BestInpainting", "Biharmonic", "FrameInpainting", "NavierStokesInpainting", "Telea"]
 
 # Range that values are scaled to: OpenCV's Telea adds errors of a few units to whatever it is given.
 FULL_SCALE = float(np.iinfo(np.uint16).max)
@@ -75,7 +75,7 @@ class Telea(_OpenCV):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class NavierStokes(_OpenCV):
+class NavierStokesInpainting(_OpenCV):
     """Transport of the image along its isophotes.
 
     Bertalmio, Bertozzi, Sapiro: Navier-Stokes, fluid dynamics, and image and video inpainting, 2001.
@@ -107,7 +107,7 @@ class BestInpainting(Baseline):
     share: float = 0.03
     seed: int = 0
     candidates: tuple[FrameInpainting, ...] = field(
-        default_factory=lambda: (Telea(), NavierStokes(), Biharmonic()), repr=False
+        default_factory=lambda: (Telea(), NavierStokesInpainting(), Biharmonic()), repr=False
     )
 
     def _learn(self, data: Gappy) -> None:
@@ -122,6 +122,12 @@ class BestInpainting(Baseline):
             error = (candidate._estimate(part)[0] - data.values[:, :, frames]) / np.where(spread > 0, spread, 1.0)
             self.errors_[candidate.name] = float((error[held[:, :, frames]] ** 2).mean())
         self.best_ = min(self.candidates, key=lambda candidate: self.errors_[candidate.name])
+
+    def summary(self) -> dict[str, Any]:
+        """Also the inpainting that was chosen, and its error at held-out cells as a share of the variance."""
+        if not self.fitted:
+            return {}
+        return super().summary() | {"best": self.best_.name, "held_out": self.errors_[self.best_.name]}
 
     def _estimate(self, data: Gappy) -> tuple[np.ndarray, None]:
         return self.best_._estimate(data)

@@ -13,7 +13,7 @@ such that it agrees with the error on held-out gaps.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -80,6 +80,14 @@ class OptimalInterpolation(Baseline):
         lesson = Lesson(crops, AllObserved(), (1.0, 0.0), self.seed, stream(self.seed, "covariance"))
         self.chosen_ = Chain([Gaussian(self.field_)]).learn(lesson)
         self.calibration_ = self._calibrate(crops) if self.probes else np.ones(variables)
+
+    def summary(self) -> dict[str, Any]:
+        """Also what was chosen for the covariance, and the error at held-out cells as a share of the variance."""
+        if not self.fitted:
+            return {}
+        held_out = self.chosen_["sources"]
+        found = {"held_out": held_out["validation"], "standard_error": held_out["standard_error"]}
+        return super().summary() | {"covariance": self.chosen_["gaussian"]} | found
 
     def _calibrate(self, crops: Crops) -> np.ndarray:
         """Mean squared error on the held-out cells over the mean variance there, (C,)."""

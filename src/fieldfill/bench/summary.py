@@ -11,7 +11,7 @@ from fieldfill.bench.cases import SCALES
 from fieldfill.bench.methods import CLASSICAL
 from fieldfill.bench.rows import Row, is_measured
 
-__all__ = ["AS_PRINTED", "COLUMNS", "COVERAGE", "CRPS", "ERROR", "Mean", "Summary"]
+__all__ = ["AS_PRINTED", "COLUMNS", "COVERAGE", "CRPS", "ERROR", "SeedMean", "Summary"]
 
 # Benches in which every method fills every case.
 COLUMNS = ("main", "block", "pixel", "optimum")
@@ -25,7 +25,7 @@ CRPS = "crps"
 
 
 @dataclass(frozen=True)
-class Mean:
+class SeedMean:
     """Mean and standard deviation over seeds; None with one seed."""
 
     value: float
@@ -33,7 +33,7 @@ class Mean:
     seeds: int
 
     @classmethod
-    def of(cls, values: list[float]) -> "Mean":
+    def of(cls, values: list[float]) -> "SeedMean":
         spread = statistics.stdev(values) if len(values) > 1 else None
         return cls(statistics.fmean(values), spread, len(values))
 
@@ -75,14 +75,14 @@ class Summary:
         there = {row[key] for row in own}
         return [name for name in dict.fromkeys(getattr(job, key) for job in jobs) if name in there]
 
-    def mean(self, bench: str, case: str, method: str, key: str = ERROR) -> Mean | None:
+    def mean(self, bench: str, case: str, method: str, key: str = ERROR) -> SeedMean | None:
         """Mean over seeds of a metric, or of a number of the row itself such as ``fill_seconds``."""
         found = self._found.get((bench, case, method), [])
         values = [
             published.as_printed(case, row["metrics"]) if key == AS_PRINTED else _number(row, key) for row in found
         ]
         numbers = [value for value in values if value is not None]
-        return Mean.of(numbers) if numbers else None
+        return SeedMean.of(numbers) if numbers else None
 
     def error(self, bench: str, case: str, method: str, key: str = ERROR) -> float | None:
         found = self.mean(bench, case, method, key)

@@ -18,7 +18,7 @@ from fieldfill.errors import InputError
 from fieldfill.metrics.records import matched
 from fieldfill.report.phrasing import axis_label, pretty_units, time_labels
 
-__all__ = ["Field", "Grid", "Story", "read_fields", "read_record", "thinning", "typical_frame"]
+__all__ = ["Field", "MapGrid", "Story", "read_fields", "read_record", "thinning", "typical_frame"]
 
 # Bytes of a cell of a frame in the page: three 16-bit numbers and a flag, in base 64.
 CELL_BYTES = 10
@@ -70,7 +70,7 @@ class Story:
 
 
 @dataclass(frozen=True)
-class Grid:
+class MapGrid:
     """Where the cells are: ascending coordinates (W,) and (H,), their labels, and the shape of a map.
 
     ``ratio`` is the length on paper of one unit of y over one unit of x.
@@ -115,7 +115,7 @@ class Field:
     name: str
     label: str
     units: str
-    grid: Grid
+    grid: MapGrid
     times: list[str]
     frames: np.ndarray
     value: np.ndarray
@@ -259,7 +259,7 @@ def _coverage(flag: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return by_frame, np.where(inside.any(axis=0), observed.mean(axis=0), np.nan)
 
 
-def _grid(ds: xr.Dataset, axes: Axes, stride: int) -> Grid:
+def _grid(ds: xr.Dataset, axes: Axes, stride: int) -> MapGrid:
     coords = {}
     for name in (axes.y, axes.x):
         known = _numeric(ds, name) and bool((np.diff(ds[name].values) > 0).all())
@@ -274,7 +274,7 @@ def _grid(ds: xr.Dataset, axes: Axes, stride: int) -> Grid:
         ratio = 1.0
     else:
         ratio = float(np.ptp(_edges(x)) / len(x) / (np.ptp(_edges(y)) / len(y)))
-    return Grid(x, y, axis_label(ds, axes.x), axis_label(ds, axes.y), ratio)
+    return MapGrid(x, y, axis_label(ds, axes.x), axis_label(ds, axes.y), ratio)
 
 
 def _units(ds: xr.Dataset, name: str) -> str:

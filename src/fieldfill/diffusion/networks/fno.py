@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fieldfill.diffusion.networks.blocks import NoiseEmbedding, group_norm
+from fieldfill.diffusion.networks.layers import NoiseEmbedding, group_norm
 
 __all__ = ["FNO", "SpectralConv"]
 

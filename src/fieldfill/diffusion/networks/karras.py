@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fieldfill.diffusion.networks.blocks import pad_around, wave_numbers
+from fieldfill.diffusion.networks.layers import pad_around, wave_numbers
 
 __all__ = [
     "MPBlock",

@@ -9,7 +9,7 @@ frames, and every cell of every frame teaches it. A network that sees the whole 
 import torch
 from torch import Tensor, nn
 
-from fieldfill.diffusion.networks.blocks import NoiseEmbedding, PaddedConv, ResBlock, fold, unfold
+from fieldfill.diffusion.networks.layers import NoiseEmbedding, PaddedConv, ResBlock, fold, unfold
 
 __all__ = ["Refiner"]
 

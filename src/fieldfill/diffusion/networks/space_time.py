@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fieldfill.diffusion.networks.blocks import NoiseEmbedding, PaddedConv, ResBlock, group_norm
 from fieldfill.diffusion.networks.karras import (
     MPBlock,
     MPConv,
@@ -27,6 +26,7 @@ from fieldfill.diffusion.networks.karras import (
     mp_sum,
     unit_magnitude,
 )
+from fieldfill.diffusion.networks.layers import NoiseEmbedding, PaddedConv, ResBlock, group_norm
 
 __all__ = ["SpaceTimeUNet", "TemporalAttention", "TemporalConvolution"]
 

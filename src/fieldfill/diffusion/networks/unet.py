@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fieldfill.diffusion.networks.blocks import NoiseEmbedding, PaddedConv, ResBlock, fold, group_norm, unfold
+from fieldfill.diffusion.networks.layers import NoiseEmbedding, PaddedConv, ResBlock, fold, group_norm, unfold
 
 __all__ = ["FoldedUNet"]
 

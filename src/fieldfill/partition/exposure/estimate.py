@@ -21,7 +21,7 @@ from fieldfill.errors import InputError
 from fieldfill.partition import Partition
 from fieldfill.partition.exposure.features import describe
 
-__all__ = ["AuditSettings", "Estimate", "Masks", "estimate"]
+__all__ = ["AuditSettings", "Exposures", "Masks", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Masks:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Exposures:
     """Results of the classifier on held-out crops.
 
     ``exposure`` (n,): g at missing cells; ``cell`` (n,): their number in the flattened (C, H, W) grid;
@@ -156,7 +156,7 @@ class _Draws:
 
 def estimate(
     partition: Partition, masks: Masks, generator: Generator, settings: AuditSettings | None = None
-) -> Estimate:
+) -> Exposures:
     """Estimates the exposure of the missing cells of masks under ``partition``."""
     settings = settings or AuditSettings()
     learn, judge = _groups(len(masks), generator)
@@ -172,7 +172,7 @@ def estimate(
     gap = _calibration_gap(g[trial.outside], label)
     s, y, x = trial.missing.nonzero(as_tuple=True)
     cell = masks.cell(judge[trial.window[s]], trial.variable[s], y, x)
-    return Estimate(g[s, y, x], cell, s, marginal, trial.kept, gap, trial.unsplit)
+    return Exposures(g[s, y, x], cell, s, marginal, trial.kept, gap, trial.unsplit)
 
 
 def _groups(count: int, generator: Generator) -> tuple[Tensor, Tensor]:

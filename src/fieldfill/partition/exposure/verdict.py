@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
 from fieldfill.partition import Partition
-from fieldfill.partition.exposure.estimate import AuditSettings, Estimate, Masks, estimate
+from fieldfill.partition.exposure.estimate import AuditSettings, Exposures, Masks, estimate
 from fieldfill.partition.exposure.exact import NoClosedForm, exact_exposure
 
 __all__ = ["LEAST_CROPS", "Audit", "audit", "compare"]
@@ -108,7 +108,7 @@ def compare(
     return next(n for n in left if audits[n].kept >= most - settings.tolerance), audits
 
 
-def _exact_cases(partition: Partition, masks: Masks, settings: AuditSettings, generator: Generator) -> Estimate | None:
+def _exact_cases(partition: Partition, masks: Masks, settings: AuditSettings, generator: Generator) -> Exposures | None:
     """Exact exposures at the missing cells of a sample of crops, or None where they cannot be had."""
     observed = masks.observed
     key = torch.randn(observed[0].numel(), generator=generator, dtype=torch.float64)
@@ -131,11 +131,11 @@ def _exact_cases(partition: Partition, masks: Masks, settings: AuditSettings, ge
     kept = context.flatten(1).sum(-1) / observed[pick].flatten(1).sum(-1).clamp(min=1)
     unsplit = 1 - float(query.flatten(1).any(-1).float().mean())
     marginal = float(exposure[outside].mean()) if outside.any() else 0.0
-    return Estimate(exposure[missing], cell, k, marginal, float(kept.mean()), 0.0, unsplit)
+    return Exposures(exposure[missing], cell, k, marginal, float(kept.mean()), 0.0, unsplit)
 
 
 def _summary(
-    name: str, method: Literal["exact", "estimated"], cases: Estimate, domain: Tensor, never: Tensor, least: float
+    name: str, method: Literal["exact", "estimated"], cases: Exposures, domain: Tensor, never: Tensor, least: float
 ) -> Audit:
     size = domain.numel()
     g = cases.exposure.double()
@@ -172,7 +172,7 @@ def _summary(
     )
 
 
-def _words(name: str, verdict: str, share: float, median: float, cases: Estimate, never: Tensor) -> str:
+def _words(name: str, verdict: str, share: float, median: float, cases: Exposures, never: Tensor) -> str:
     text = {
         "ok": f"'{name}' teaches every gap: a missing cell is queried with probability {median:.2g}.",
         "partly": f"'{name}' cannot teach {share:.0%} of the missing cells; fills there have no support.",
@@ -187,7 +187,7 @@ def _words(name: str, verdict: str, share: float, median: float, cases: Estimate
     return text
 
 
-def _error(g: Tensor, cases: Estimate) -> float:
+def _error(g: Tensor, cases: Exposures) -> float:
     if not len(g):
         return 0.0
     windows = int(cases.window.max()) + 1
