@@ -15,6 +15,7 @@ from fieldfill.data.record import open_record
 from fieldfill.diffusion.training import Progress
 from fieldfill.errors import InputError
 from fieldfill.execution.ddp import join
+from fieldfill.execution.memory import keep_freed_memory
 from fieldfill.masks.hiding import hide_cells
 from fieldfill.method import Method
 from fieldfill.metrics import physics
@@ -111,6 +112,7 @@ class Filler(Method):
         up from there and ends as if it had not been. Only one run at a time can use it. Under ``torchrun`` all
         processes learn one model together; each ends with it.
         """
+        keep_freed_memory()
         folder = None if checkpoint is None else RunFolder(checkpoint)
         source = Source(ds, self.variables, self.dims, self.domain)
         self.model_ = fit_model(source, self.resolved_settings(), self.seed, join(), folder, resume, report)
@@ -159,6 +161,7 @@ class Filler(Method):
         """
         if not self.fitted:
             raise InputError("this Filler has not learnt anything yet; call fit(ds) first, or fieldfill.load(path)")
+        keep_freed_memory()
         request = FillRequest(
             seed=self.seed if seed is None else seed,
             members=members,

@@ -16,6 +16,7 @@ import typer
 from fieldfill.cli.bench import app as bench
 from fieldfill.cli.progress import counting_bar, note, noting_warnings, training_bar
 from fieldfill.errors import InputError
+from fieldfill.execution.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -468,6 +469,7 @@ def main() -> None:
     # Threads that spin while they wait make training several times slower as soon as anything else runs on the
     # machine. The setting is read when torch is first imported, which happens inside the commands.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     try:
         with noting_warnings():
             code = app(standalone_mode=False)
