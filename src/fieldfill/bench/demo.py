@@ -20,13 +20,13 @@ from fieldfill.baselines import EOF, Baseline, BestInpainting, Climatology, Gaus
 from fieldfill.data.io import open_dataset, save_dataset
 from fieldfill.data.kinds import NETCDF
 from fieldfill.data.outputs import check_output
-from fieldfill.diffusion.training import Progress
 from fieldfill.errors import InputError
 from fieldfill.execution.environment import versions
 from fieldfill.masks import CloudMask
 from fieldfill.metrics import score
 from fieldfill.report import Story, picture, write_report
 from fieldfill.simulate.gaussian_field import GaussianField
+from fieldfill.stages import Report
 
 __all__ = ["DemoData", "make_data", "run", "table"]
 
@@ -115,7 +115,7 @@ def run(
     frames: int = 360,
     seed: int = 0,
     overwrite: bool = False,
-    report: Callable[[Progress], None] | None = None,
+    report: Report | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Makes the data, checks, fits, fills, scores them against other methods and the optimum, writes the report."""

@@ -27,6 +27,8 @@ LEAST_GAIN = 0.01
 # Numbers of iterations that are tried, as multiples of the usual one, and the gain for which each is taken.
 EFFORTS = (2.0, 4.0, 8.0)
 LEAST_EFFORT_GAIN = 0.01
+# Share of the time limit of a fit that is used when sources, and when corrections, have learnt.
+SOURCES_SHARE, CORRECTIONS_SHARE = 0.35, 0.45
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,12 @@ class Chain(nn.Module):
         self.eval()
         found: dict[str, dict[str, float]] = {}
         for source in self.sources:
+            lesson.stages.begin(source.name, share=SOURCES_SHARE)
+            if source.optional and lesson.stages.late():
+                continue
             so_far = Chain([step for step in self.sources if step.name in (*found, source.name)])
             found[source.name] = source.learn(lesson, so_far)
+        lesson.stages.begin("first estimate", share=SOURCES_SHARE)
         if self.sources:
             found["sources"] = {"effort": self._choose_effort(lesson)}
         error = self.held_out_error(lesson)
@@ -138,6 +144,10 @@ class Chain(nn.Module):
         if self.corrections:
             lesson.examples[:] = self._examples(lesson)
         for step in self.corrections:
+            lesson.stages.begin(step.name, share=CORRECTIONS_SHARE)
+            if lesson.stages.late():
+                step.forget()
+                continue
             notes = step.learn(lesson, self)
             after = self.held_out_error(lesson)
             if after.mean < (1 - LEAST_GAIN) * error.mean:
@@ -184,10 +194,13 @@ class Chain(nn.Module):
 
         chosen, least = 1.0, error(1.0)
         for effort in EFFORTS:
+            if lesson.stages.late():
+                break
             found = error(effort)
             if found > (1 - LEAST_EFFORT_GAIN) * least:
                 break
             chosen, least = effort, found
+            lesson.stages.advance(f"held-out error {found:.4f}")
         for source in self.sources:
             source.set_effort(chosen)
         return chosen

@@ -58,6 +58,7 @@ class Drift(Source):
     """
 
     name: ClassVar[str] = "drift"
+    optional: ClassVar[bool] = True
     field: LearntField | None
 
     def __init__(self, common: LearntField) -> None:
@@ -93,6 +94,8 @@ class Drift(Source):
         for memory in MEMORIES:
             search.attempt(_fading(common, memory * common.shape[1]), math.inf, (0.0, 0.0), nugget)
         for turn in range(ROUNDS):
+            if lesson.stages.late():
+                break
             search.restore()
             last = search.best["validation"]
             covariance, nugget = complete_crops(self.field, lesson.crops, places, lesson.generator, drifts)
@@ -100,6 +103,7 @@ class Drift(Source):
                 search.attempt(covariance, taper, (0.0, 0.0), max(LEAST_NUGGET, nugget))
             if search.best["validation"] > min((1 - LEAST_GAIN) * last, HOPELESS * before):
                 break
+            lesson.stages.advance(f"held-out error {search.best['validation']:.4f}")
         search.restore()
         if search.best["validation"] > (1 - LEAST_BETTER) * before:
             self.field = None

@@ -128,6 +128,7 @@ class CovarianceSearch:
         self.field.set_covariance(factor, patterns)
         self.field.nugget.fill_(settings["nugget"])
         error = self.chain.source_error(self.lesson, self.judged)
+        self.lesson.stages.advance(f"held-out error {min(error, self.best['validation']):.4f}")
         better = error < (1 - least) * self.best["validation"] or not self._state
         if better:
             self.best = {**settings, "patterns": len(self.field.patterns), "validation": error}
@@ -157,9 +158,13 @@ def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain) -> dict[s
     for taper in TAPERS:
         search.attempt(found.covariance, taper, (0.0, 0.0), START_NUGGET)
     for memory in (field.shape[1] / part for part in MEMORY_PARTS if field.shape[1] > part):
+        if lesson.stages.late():
+            break
         search.attempt(found.covariance, search.taper, (0.0, 0.0), START_NUGGET, memory, LEAST_MEMORY_GAIN)
     count, idle = max(2, COMPLETED_CELLS // crops.cells), 0
     for turn in range(ROUNDS if crops.cells <= JUDGED_CELLS else ROUNDS // 2):
+        if lesson.stages.late():
+            break
         search.restore()
         before = search.best["validation"]
         covariance, nugget = complete_crops(field, crops, crops.some(count, generator), generator)
@@ -175,6 +180,8 @@ def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain) -> dict[s
     places = crops.some(count, generator)
     factor = field.factor.clone()
     for _ in range(PATTERN_ROUNDS if len(places) >= LEAST_PATTERN_CROPS else 0):
+        if lesson.stages.late():
+            break
         patterns, share = patterns_of(field, crops, places, generator)
         if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
             break
