@@ -251,8 +251,9 @@ def fit(
             raise InputError(f"{error}; the training is kept in {folder.path}: --resume saves it") from error
         folder.discard()
     notes, found = filler.model_.notes, filler.summary()
+    early = " (stopped early: validation had stopped improving)" if found["stopped_early"] else ""
     text = (
-        f"{output}: {found['steps']:.0f} steps in {found['seconds']:.0f} s, partition {found['partition']}, "
+        f"{output}: {found['steps']:.0f} steps{early} in {found['seconds']:.0f} s, partition {found['partition']}, "
         f"error on held-out cells {min(notes['validation'].values()):.4f} (share of the variance, "
         f"{found['validation_crops']} crops), fills with {found['fill']}"
     )

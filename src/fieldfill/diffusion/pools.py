@@ -63,6 +63,8 @@ class Pools:
     ----------
     waited
         seconds spent waiting for data.
+    seconds
+        that the last pool took.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Pools:
         room = POOL_CELLS // (batch * crops.cells)
         self.batches = max(1, min(MOST_BATCHES, room)) if reuse > 1 else 1
         self.ahead = Ahead(self._draw)
-        self.waited = 0.0
+        self.waited = self.seconds = 0.0
         self._pool: tuple[int, Drawn] | None = None
 
     def __enter__(self) -> "Pools":
@@ -102,6 +104,10 @@ class Pools:
             return pool
         orders = [self._order(number, turn, i)[slot] for i in self.mine]
         return pool.rows([order * len(self.mine) + place for place, order in enumerate(orders)])
+
+    def cost(self, step: int) -> float:
+        """Seconds that the pool of a step will take; 0 if it is there."""
+        return self.seconds if step % (self.batches * self.reuse) == 0 else 0.0
 
     def _order(self, pool: int, turn: int, position: int) -> list[int]:
         generator = position_stream(self.seed, "order", pool, turn, position)
@@ -130,6 +136,7 @@ class Pools:
             names = ("t", "x", "noise", "context", "query", "maps")
             drawn = Drawn(*(getattr(drawn, name).to(self.device) for name in names))
             self._pool = number, self._with_first(drawn)
+            self.seconds = time.monotonic() - begun
         return self._pool[1]
 
     @torch.no_grad()

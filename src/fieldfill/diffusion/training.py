@@ -186,8 +186,12 @@ class Training:
     @property
     def progress(self) -> float:
         """Share of the budget that is used, in steps or in minutes, whichever is further."""
-        seconds = min(self.limit, math.inf if self.settings.minutes is None else 60 * self.settings.minutes)
-        return min(1.0, max(self.step / self.settings.steps, self.seconds / max(seconds, 1e-9)))
+        return min(1.0, max(self.step / self.settings.steps, self.seconds / max(self.budget, 1e-9)))
+
+    @property
+    def budget(self) -> float:
+        """Seconds that training may take."""
+        return min(self.limit, math.inf if self.settings.minutes is None else 60 * self.settings.minutes)
 
     @property
     def stopped_early(self) -> bool:
@@ -202,7 +206,7 @@ class Training:
         self.network.load_state_dict(self.best_weights)
         self.denoiser.gain.fill_(self.best["gain"])
         self.denoiser.cpu()
-        if self.skipped >= self.step * self.settings.batch:
+        if self.step and self.skipped >= self.step * self.settings.batch:
             raise InputError(
                 "not one window could be split into context and query: the gaps are the same in every window; "
                 "choose another partition (see 'fieldfill check')"
@@ -214,11 +218,12 @@ class Training:
         if not self.history:
             self._validate()  # an untrained network leaves the first estimate as it is: training must do better
             self._keep(checkpoint)
+        self.finished = self.finished or self.seconds + self.pools.cost(self.step) >= self.budget
         while not self.finished:
             loss = self.train_step()
             last, before = now(), last
             self.seconds = self.team.of_first(self.seconds + last - before)
-            done = self.progress >= 1
+            done = self.progress >= 1 or self.seconds + self.pools.cost(self.step) >= self.budget
             if done or self.step % self.settings.validate_every == 0:
                 self._validate()
                 self.finished = done or self.stale >= self.settings.patience
