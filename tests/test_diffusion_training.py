@@ -69,7 +69,7 @@ def test_values_under_held_out_cells_do_not_influence_training() -> None:
     """Whatever the held-out values are, the trained weights are the same: they are never seen."""
     first = make_training()
     poisoned = make_training()
-    poisoned.crops = with_hidden_values(poisoned.crops, lambda values: np.full_like(values, 1e4))
+    poisoned.crops = poisoned.pools.crops = with_hidden_values(poisoned.crops, lambda values: np.full_like(values, 1e4))
     for training in (first, poisoned):
         for _ in range(6):
             training.train_step()
@@ -82,7 +82,7 @@ def test_windows_that_cannot_be_split_are_counted_and_reported() -> None:
     training = make_training(ds=ds)
     bank = training.crops.masks(8, seeded())
     observed = training.crops.at(training.crops.place(0))[1]
-    training.partition = MaskSwap(observed.expand(len(bank), *observed.shape).clone())
+    training.pools.partition = MaskSwap(observed.expand(len(bank), *observed.shape).clone())
     training.crops.held = type(training.crops.held)((), ())
     with pytest.raises(InputError, match="not one window could be split"):
         training.run()
@@ -130,8 +130,8 @@ def test_a_step_that_looks_at_some_frames_has_the_loss_of_the_whole_window_for_w
     training = make_training(TrainSettings(steps=1, batch=24, frames=4))
     assert training.frames == 4 < training.crops.length
     stir(training.network)
-    *batch, starts = training.batches.make(0)
-    query = batch[4]
+    drawn, starts = next(training.drawn(0))
+    *batch, query = drawn.t, drawn.x, drawn.noise, drawn.context, drawn.query
     assert set(starts.tolist()) == {0, 1, 2}, "every part of the window is looked at"
     asked = query.flatten(3).any(-1).any(1).sum(1).tolist()
     assert all(0 < count <= (3 if start in (0, 2) else 2) for count, start in zip(asked, starts))
@@ -139,8 +139,9 @@ def test_a_step_that_looks_at_some_frames_has_the_loss_of_the_whole_window_for_w
     def seen(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([row[:, start : start + 4] for row, start in zip(x, starts.tolist())])
 
-    part, _ = matching_losses(training.denoiser, *batch, cut=seen)
-    whole, _ = matching_losses(training.denoiser, *batch)
+    training.denoiser.train()
+    part, _ = matching_losses(training.denoiser, *batch, query, drawn.maps, cut=seen, first=drawn.first)
+    whole, _ = matching_losses(training.denoiser, *batch, query, drawn.maps)
     assert torch.allclose(part, whole, rtol=1e-4)
 
 

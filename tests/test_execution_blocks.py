@@ -35,7 +35,7 @@ def test_several_processes_fill_like_one(filler: ff.Filler, tmp_path: Path, stor
         ds = ff.open_dataset(tmp_path / "gappy.nc")
     reports: list[tuple[int, int]] = []
     alone = filler.fill(ds, budget=True)
-    shared = filler.fill(ds, budget=True, workers=2, report=lambda done, total: reports.append((done, total)))
+    shared = filler.fill(ds, budget=True, workers=2, report=lambda at: reports.append((at.done, at.total)))
     for name in alone.data_vars:
         np.testing.assert_allclose(shared[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=str(name))
     assert len(reports) > 1 and reports[-1][0] == reports[-1][1]

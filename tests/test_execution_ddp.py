@@ -112,13 +112,11 @@ def test_shares_cover_everything_once_and_evenly(count, size) -> None:
 
 
 def test_the_windows_of_a_step_do_not_depend_on_who_draws_them() -> None:
-    training = make()
-    whole = training.batches.make(3)
-    parts = []
-    for rank in range(3):
-        training.team = Team(rank, 3)
-        parts.append(training.batches.make(3))
-    assert all(torch.equal(a, torch.cat(b)) for a, b in zip(whole, zip(*parts)))
+    whole, starts = next(make().drawn(3))
+    parts = [next(make(Team(rank, 3)).drawn(3)) for rank in range(3)]
+    for name in ("t", "x", "noise", "context", "query", "maps"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part, _ in parts]))
+    assert torch.equal(starts, torch.cat([first for _, first in parts]))
 
 
 @pytest.mark.parametrize("accumulate", [2, 5, 99])
@@ -150,8 +148,8 @@ def test_a_network_that_cannot_be_compiled_is_trained_all_the_same(monkeypatch) 
     training = make()
 
     def trial():
-        t, x, _, context, _, maps, _ = training.batches.make(0)
-        return training.denoiser.outputs(t, x, context, maps)[0]
+        drawn, _ = next(training.drawn(0))
+        return training.denoiser.outputs(drawn.t, drawn.x, drawn.context, drawn.maps)[0]
 
     with pytest.warns(UserWarning, match="goes on without it: no compiler"), compiled(training.network, trial):
         assert training.train_step() >= 0

@@ -31,6 +31,7 @@ ROOMS = [
     "metrics",
     "simulate",
     "data",
+    "stages",
     "seeds",
     "errors",
 ]

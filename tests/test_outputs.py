@@ -529,7 +529,7 @@ def test_a_full_disk_during_checkpoints_keeps_the_earlier_one(small_disk) -> Non
     kept = {}
 
     def fill_disk(progress) -> None:
-        if progress.step == 1:
+        if progress.stage == "training" and progress.done == 1:
             kept.update(contents(checkpoint))
             with ballast.open("wb", buffering=0) as file, suppress(OSError):
                 while True:

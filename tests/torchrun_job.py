@@ -20,7 +20,7 @@ from fieldfill import config
 from fieldfill.cli import main as cli
 from fieldfill.config import Settings
 from fieldfill.diffusion.team import ALONE, Team
-from fieldfill.diffusion.training import Progress, Training, TrainSettings
+from fieldfill.diffusion.training import Step, Training, TrainSettings
 from fieldfill.execution.ddp import join
 from fieldfill.partition import PixelPartition
 
@@ -44,12 +44,10 @@ def make(team: Team = ALONE, settings: TrainSettings = SETTINGS) -> Training:
     return make_training(settings, partition=Sometimes(), team=team)
 
 
-def follow(
-    training: Training, losses: list[float], stop: int, folder: Path | None = None
-) -> Callable[[Progress], None]:
+def follow(training: Training, losses: list[float], stop: int, folder: Path | None = None) -> Callable[[Step], None]:
     """A report that collects losses, keeps every checkpoint, and stops the run after a step."""
 
-    def report(progress: Progress) -> None:
+    def report(progress: Step) -> None:
         losses.append(progress.loss)
         if folder is not None and training.team.first and progress.step % SETTINGS.validate_every == 0:
             (folder / f"{progress.step}.pt").write_bytes((folder / "checkpoint.pt").read_bytes())

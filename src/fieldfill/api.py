@@ -1,7 +1,7 @@
 """The facade: `Filler`, `load`, `check`, `hide`, `score` and `physical_scores` join what lies below."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import xarray as xr
 from fieldfill.config import Settings, build_mask, preset, simulator_of
 from fieldfill.data.ancillary import companion, filled_variables
 from fieldfill.data.record import open_record
-from fieldfill.diffusion.training import Progress
 from fieldfill.errors import InputError
 from fieldfill.execution.ddp import join
+from fieldfill.execution.memory import keep_freed_memory
 from fieldfill.masks.hiding import hide_cells
 from fieldfill.method import Method
 from fieldfill.metrics import physics
 from fieldfill.sampling.solvers import Solver
+from fieldfill.stages import Report
 from fieldfill.uncertainty.budget import Budget, budget_table
 from fieldfill.workflow.checking import Check, check_crops
 from fieldfill.workflow.checkpoint import RunFolder
@@ -103,17 +104,23 @@ class Filler(Method):
         ds: xr.Dataset | xr.DataArray,
         checkpoint: str | Path | None = None,
         resume: bool = False,
-        report: Callable[[Progress], None] | None = None,
+        report: Report | None = None,
+        threads: int | None = None,
     ) -> "Filler":
         """Learns from ``ds``, in which NaN means missing.
 
         ``checkpoint`` is a directory written during training; with ``resume=True`` a run that was killed is taken
         up from there and ends as if it had not been. Only one run at a time can use it. Under ``torchrun`` all
         processes learn one model together; each ends with it.
+
+        ``report`` is called with a `fieldfill.stages.Progress` at every stage and step. ``threads`` is the number of
+        threads of torch; by default the fastest in a short test, or OMP_NUM_THREADS where that is set. Apart from
+        rounding the model does not depend on it.
         """
+        keep_freed_memory()
         folder = None if checkpoint is None else RunFolder(checkpoint)
         source = Source(ds, self.variables, self.dims, self.domain)
-        self.model_ = fit_model(source, self.resolved_settings(), self.seed, join(), folder, resume, report)
+        self.model_ = fit_model(source, self.resolved_settings(), self.seed, join(), folder, resume, report, threads)
         return self
 
     def fill(
@@ -121,7 +128,7 @@ class Filler(Method):
         ds: xr.Dataset | xr.DataArray,
         members: int = 0,
         seed: int | None = None,
-        report: Callable[[int, int], None] | None = None,
+        report: Report | None = None,
         sampler: str | None = None,
         solver: Solver | None = None,
         guidance: float | str = 0.0,
@@ -159,6 +166,7 @@ class Filler(Method):
         """
         if not self.fitted:
             raise InputError("this Filler has not learnt anything yet; call fit(ds) first, or fieldfill.load(path)")
+        keep_freed_memory()
         request = FillRequest(
             seed=self.seed if seed is None else seed,
             members=members,

@@ -135,6 +135,8 @@ OF_SEQUENCES = ("motion",)
 
 # Rows and columns of the smallest crop that networks and estimators can work on.
 LEAST_CROP = 4
+# Steps of a training that only its minutes end.
+UNLIMITED_STEPS = 10**6
 
 
 class Settings(BaseModel):
@@ -166,6 +168,7 @@ class Settings(BaseModel):
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
     hold_out: float = Field(0.1, gt=0, lt=1, description="share of the windows with held-out cells")
+    minutes: float | None = Field(None, gt=0, description="time of the whole fit, from opening to calibration")
     training: TrainSettings = TrainSettings()
     validation: HoldOutSettings = HoldOutSettings()
     audit: AuditSettings = AuditSettings()
@@ -240,7 +243,10 @@ def preset(
     inputs: tuple[str, ...] = (),
     log: tuple[str, ...] = (),
 ) -> Settings:
-    """A preset with the few settings that everybody changes; None leaves those of the preset."""
+    """A preset with the few settings that everybody changes; None leaves those of the preset.
+
+    ``minutes`` are those of the whole fit. They take the place of the preset's number of steps.
+    """
     if name not in PRESETS:
         raise InputError(f"unknown preset '{name}'; choose one of {', '.join(PRESETS)}")
     if window is not None and window < 1:
@@ -252,8 +258,9 @@ def preset(
     if minutes is not None and not minutes > 0:
         raise InputError(f"minutes={minutes}; give a time above 0")
     base = PRESETS[name]
-    training = replace(base.training, steps=steps or base.training.steps, minutes=minutes)
-    given = {"window": window, "crop": crop, "partition": partition, "inputs": inputs, "log": log}
+    # Where minutes are given, they end the training, or validation that has stopped improving.
+    training = replace(base.training, steps=steps or (base.training.steps if minutes is None else UNLIMITED_STEPS))
+    given = {"window": window, "crop": crop, "partition": partition, "inputs": inputs, "log": log, "minutes": minutes}
     return _validated(base.model_dump() | given | {"training": asdict(training)})
 
 

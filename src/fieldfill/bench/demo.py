@@ -20,13 +20,13 @@ from fieldfill.baselines import EOF, Baseline, BestInpainting, Climatology, Gaus
 from fieldfill.data.io import open_dataset, save_dataset
 from fieldfill.data.kinds import NETCDF
 from fieldfill.data.outputs import check_output
-from fieldfill.diffusion.training import Progress
 from fieldfill.errors import InputError
 from fieldfill.execution.environment import versions
 from fieldfill.masks import CloudMask
 from fieldfill.metrics import score
 from fieldfill.report import Story, picture, write_report
 from fieldfill.simulate.gaussian_field import GaussianField
+from fieldfill.stages import Report
 
 __all__ = ["DemoData", "make_data", "run", "table"]
 
@@ -114,7 +114,7 @@ def run(
     frames: int = 360,
     seed: int = 0,
     overwrite: bool = False,
-    report: Callable[[Progress], None] | None = None,
+    report: Report | None = None,
     say: Callable[[str], None] = lambda text: None,
     window: int = 8,
 ) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from fieldfill.bench.cases import Unavailable
 from fieldfill.config import Settings, build_denoiser
@@ -14,7 +14,7 @@ from fieldfill.diffusion.loss import matching_losses
 from fieldfill.diffusion.training import frames_at_once
 from fieldfill.errors import InputError
 from fieldfill.estimators.gaussian.estimator import Gaussian
-from fieldfill.estimators.gaussian.field import LearntField
+from fieldfill.estimators.gaussian.field import red_factor
 
 __all__ = ["measure", "slope"]
 
@@ -32,7 +32,7 @@ def measure(config: Settings, cells: int, batch: int, repeats: int = 3, longest:
         raise Unavailable(str(error)) from error
     for source in denoiser.chain.sources:
         if isinstance(source, Gaussian):
-            source.field.set_covariance(_red(source.field))
+            source.field.set_covariance(red_factor(source.field))
     x = torch.randn(batch, 1, config.window, cells, cells, generator=generator)
     observed = torch.rand(x.shape, generator=generator) < 0.6
     context = observed & (torch.rand(x.shape, generator=generator) < 0.7)
@@ -60,17 +60,6 @@ def measure(config: Settings, cells: int, batch: int, repeats: int = 3, longest:
         "samples_per_second": batch / step,
         "parameters": sum(p.numel() for p in denoiser.parameters()),
     }
-
-
-def _red(field: LearntField) -> Tensor:
-    """The spectral factor of independent frames with energy (4 + k²)^(-3/2): as hard to solve as real data."""
-    rows, columns = field.torus
-    y, x = torch.fft.fftfreq(rows) * rows, torch.arange(columns // 2 + 1)
-    power = (4 + y[:, None] ** 2 + x**2) ** -1.5
-    factor = torch.zeros_like(field.factor)
-    own = torch.arange(factor.shape[2])
-    factor[:, own, own, 0] = (power / power.mean()).sqrt().flatten()[:, None]
-    return factor
 
 
 def _seconds(work: Callable[[], None], repeats: int, longest: float) -> float:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fieldfill.cli.bench import app as bench
-from fieldfill.cli.progress import counting_bar, note, noting_warnings, training_bar
+from fieldfill.cli.progress import note, noting_warnings, showing_progress
 from fieldfill.errors import InputError
+from fieldfill.execution.memory import keep_freed_memory
+from fieldfill.stages import Stages
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -143,7 +145,7 @@ def demo(
     """Make gappy data, check, fit, fill and score it, and write a report."""
     from fieldfill.bench import demo as demonstration
 
-    with training_bar() as report:
+    with showing_progress() as report:
         result = demonstration.run(output, steps, frames, seed, overwrite, report=report, say=note)
     _say(result, demonstration.table(result), as_json)
 
@@ -194,13 +196,18 @@ def fit(
     preset: Annotated[str, typer.Option("--preset", help="fast, standard or paper.")] = "fast",
     partition: PartitionName = "auto",
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps; default: the preset's.")] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop training after this time.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="Time of the whole fit; default: the preset's steps.")
+    ] = None,
     inputs: Inputs = None,
     log: Log = None,
     changes: Changes = None,
     dims: DimNames = None,
     domain: Domain = None,
     seed: Seed = 0,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads of torch; default: the fastest in a short test.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -230,8 +237,8 @@ def fit(
         if team.first and folder.interrupted and not (resume or overwrite):
             raise InputError(f"{folder.path} holds an interrupted run; --resume continues it, --overwrite starts anew")
         try:
-            with losing_nobody(folder.state), training_bar() if team.first else nullcontext() as report:
-                filler.fit(open_dataset(data), folder.path, resume, report)
+            with losing_nobody(folder.state), showing_progress() if team.first else nullcontext() as report:
+                filler.fit(open_dataset(data), folder.path, resume, report, threads)
         except LostProcess as error:
             if team.rank < 2:  # one of the two is alive
                 note(f"fieldfill: {error}")
@@ -244,8 +251,9 @@ def fit(
             raise InputError(f"{error}; the training is kept in {folder.path}: --resume saves it") from error
         folder.discard()
     notes, found = filler.model_.notes, filler.summary()
+    early = " (stopped early: validation had stopped improving)" if found["stopped_early"] else ""
     text = (
-        f"{output}: {found['steps']:.0f} steps in {found['seconds']:.0f} s, partition {found['partition']}, "
+        f"{output}: {found['steps']:.0f} steps{early} in {found['seconds']:.0f} s, partition {found['partition']}, "
         f"error on held-out cells {min(notes['validation'].values()):.4f} (share of the variance, "
         f"{found['validation_crops']} crops), fills with {found['fill']}"
     )
@@ -296,7 +304,7 @@ def fill(
     ds = check_writable(open_dataset(data), output)
     added = ff.added_bytes(ds, filler.model_.variables, members, budget, len(wanted))
     check_space(output, stored_bytes(ds, output, added))
-    with counting_bar("filling") as report:
+    with showing_progress() as report:
         filled = filler.fill(ds, members, seed, report, sampler, solver, weight, budget, workers, wanted, suffix)
     save_dataset(filled, output, overwrite)
     flags = {
@@ -382,8 +390,8 @@ def simulate(
     from fieldfill.simulate.store import write
 
     simulator = build_simulator(equation, size, frames)
-    with counting_bar("simulating") as report:
-        path = write(simulator, output, samples, seed, overwrite=overwrite, progress=report)
+    with showing_progress() as report:
+        path = write(simulator, output, samples, seed, overwrite=overwrite, progress=Stages(report).counter(equation))
     _say(
         {"output": str(path), "equation": equation, "samples": samples, "seed": seed},
         f"written to {path}",
@@ -468,6 +476,7 @@ def main() -> None:
     # Threads that spin while they wait make training several times slower as soon as anything else runs on the
     # machine. The setting is read when torch is first imported, which happens inside the commands.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     try:
         with noting_warnings():
             code = app(standalone_mode=False)

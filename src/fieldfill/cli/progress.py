@@ -1,19 +1,26 @@
 """What a command shows while it works: bars on a terminal, plain lines elsewhere, all on stderr."""
 
+import math
+import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import replace
+from functools import partial
+from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TaskID, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from fieldfill.errors import InputWarning
+from fieldfill.stages import Progress, Report
 
-if TYPE_CHECKING:
-    from fieldfill.diffusion.training import Progress as TrainProgress
+__all__ = ["note", "noting_warnings", "showing_progress"]
 
-__all__ = ["counting_bar", "note", "noting_warnings", "training_bar"]
+# Seconds after which a plain line is printed if nothing else was; half a second less than ten, for a busy machine.
+PLAIN_SECONDS = 9.0
 
 stderr = Console(stderr=True, highlight=False)
 
@@ -47,38 +54,81 @@ def noting_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def training_bar() -> "Iterator[Callable[[TrainProgress], None]]":
-    """A bar on a terminal, a plain line now and then elsewhere."""
-    if not stderr.is_terminal:
-        yield _plain_training_lines
+def showing_progress() -> Iterator[Report]:
+    """What a run reports, as a bar on a terminal, and elsewhere as a line for each stage and at least every 10 s."""
+    if stderr.is_terminal:
+        with Bar(
+            "{task.description}", BarColumn(), "{task.fields[detail]}", TimeElapsedColumn(), console=stderr
+        ) as bar:
+            yield partial(_move, bar, bar.add_task("", total=None, detail=""))
         return
-    columns = [TextColumn("fit"), BarColumn(), TextColumn("{task.description}")]
-    with Progress(*columns, console=stderr) as bar:
-        task = bar.add_task("preparing", total=None)
-
-        def report(p: "TrainProgress") -> None:
-            bar.update(task, total=p.steps, completed=p.step, description=_training_line(p))
-
-        yield report
+    lines = _Lines()
+    with lines:
+        yield lines
 
 
-def _plain_training_lines(p: "TrainProgress") -> None:
-    if p.step == 1 or p.step % max(1, p.steps // 10) == 0:
-        note(_training_line(p))
+def _move(bar: Bar, task: TaskID, progress: Progress) -> None:
+    for line in progress.notes:
+        note(line)
+    if not progress.notes:
+        bar.update(
+            task,
+            description=progress.stage,
+            total=progress.total or None,
+            completed=progress.done,
+            detail=", ".join(part for part in (progress.detail, _left(progress)) if part),
+        )
 
 
-def _training_line(p: "TrainProgress") -> str:
-    return (
-        f"step {p.step}/{p.steps}  loss {p.loss:.4f}  validation {p.validation:.4f}  "
-        f"{p.windows_per_second:.0f} windows/s  {p.seconds_left / 60:.1f} min left"
-    )
+class _Lines:
+    """Prints a line when a stage begins, and the latest news when none was printed for a while."""
+
+    def __init__(self) -> None:
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._latest: Progress | None = None
+        self._received = self._printed = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def __call__(self, progress: Progress) -> None:
+        with self._lock:
+            if progress.notes:
+                for line in progress.notes:
+                    note(line)
+                return
+            begins = self._latest is None or progress.stage != self._latest.stage
+            self._latest, self._received = progress, time.monotonic()
+            if begins or (progress.total and progress.done == progress.total):
+                self._print()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.5):
+            with self._lock:
+                if time.monotonic() - self._printed >= PLAIN_SECONDS:
+                    self._print()
+
+    def _print(self) -> None:
+        self._printed = time.monotonic()
+        if self._latest is not None:
+            seconds = self._latest.seconds + self._printed - self._received
+            note(_line(replace(self._latest, seconds=seconds)))
 
 
-@contextmanager
-def counting_bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    if not stderr.is_terminal:
-        yield lambda done, total: note(f"{text}: {done} of {total}") if done == total else None
-        return
-    with Progress(console=stderr) as bar:
-        task = bar.add_task(text, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def _line(progress: Progress) -> str:
+    count = f" {progress.done}" if progress.done else ""
+    count += f" of {progress.total}" if progress.done and progress.total else ""
+    parts = [f"{progress.stage}{count}", progress.detail, f"{progress.seconds:.0f} s", _left(progress)]
+    return ", ".join(part for part in parts if part)
+
+
+def _left(progress: Progress) -> str:
+    if not math.isfinite(progress.seconds_left) or progress.done == progress.total:
+        return ""
+    seconds = max(0.0, progress.seconds_left)
+    return f"{seconds:.0f} s left" if seconds < 100 else f"{seconds / 60:.0f} min left"

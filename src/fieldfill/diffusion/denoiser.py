@@ -135,19 +135,27 @@ class Denoiser(nn.Module):
         return self.convert(t, x_t, context, output), variance
 
     def outputs(
-        self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor, cut: Cut = whole
+        self,
+        t: Tensor,
+        x_t: Tensor,
+        context: Tensor,
+        maps: Tensor,
+        cut: Cut = whole,
+        first: Answer | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """What the network predicts and its log-variance of x_0, both (B, C, T, H, W).
 
         ``cut`` takes some frames out of a crop: the first estimate is made of all of them, but the network sees and
-        predicts only these.
+        predicts only these. ``first`` is the first estimate where it has been made already.
         """
-        guess, answer, log_variance = self._answer(t, x_t, context, maps, cut)
+        guess, answer, log_variance = self._answer(t, x_t, context, maps, cut, first)
         return self._join(guess, answer, cut(context)), log_variance
 
-    def compare(self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def compare(
+        self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor, first: Answer | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The first estimate, that of the denoiser, and the variance, all (B, C, T, H, W)."""
-        guess, answer, log_variance = self._answer(t, x_t, context, maps)
+        guess, answer, log_variance = self._answer(t, x_t, context, maps, first=first)
         variance = None if log_variance is None else log_variance.exp()
         return guess, self.convert(t, x_t, context, self._join(guess, answer, context)), variance
 
@@ -157,21 +165,26 @@ class Denoiser(nn.Module):
         return torch.where(context, 0, guess) + answer
 
     def _answer(
-        self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor, cut: Cut = whole
+        self,
+        t: Tensor,
+        x_t: Tensor,
+        context: Tensor,
+        maps: Tensor,
+        cut: Cut = whole,
+        first: Answer | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The first estimate, what the network adds to it, and its log-variance."""
         x = torch.where(context, x_t, 0)
-        first = self.first(t, x, context, maps)
-        x, context, guess = map(cut, (x, context, first.estimate))
-        fields, shares = list(map(cut, first.fields)), list(map(cut, first.shares))
+        found = (self.first(t, x, context, maps) if first is None else first).mapped(cut)
+        x, context, guess, fields = cut(x), cut(context), found.estimate, found.fields
         log_snr, unit = self.schedule.log_snr(t), self.unit(t)
         if self.scales is not None:
             misfit, _ = self.scales(log_snr)
             x = torch.where(context, x - levels(self.schedule, t)[0] * guess, 0) / misfit
-            fields = [field / unit for field in fields]
+            fields = tuple(field / unit for field in fields)
         b, variables, frames, _, _ = x.shape
         static = maps[:, :, None].expand(b, -1, frames, -1, -1)
-        features = torch.cat([x, context.to(x.dtype), guess, *fields, *shares, static], dim=1)
+        features = torch.cat([x, context.to(x.dtype), guess, *fields, *found.shares, static], dim=1)
         answer = self.network(features, log_snr)
         log_variance = _log_variance(answer[:, variables:]) + 2 * unit.log() if self.spread else None
         return guess, unit * answer[:, :variables], log_variance

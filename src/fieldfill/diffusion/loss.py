@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fieldfill.diffusion.denoiser import LARGEST_VARIANCE, Cut, Denoiser, noised, whole
+from fieldfill.estimators.base import Answer
 
 __all__ = ["matching_losses"]
 
@@ -18,11 +19,12 @@ def matching_losses(
     maps: Tensor,
     cut: Cut = whole,
     spread_weight: float = 0.25,
+    first: Answer | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss (B,) of each sample over its own query cells, and whether it has any (B,) bool; see `Denoiser.outputs`.
 
-    The squared error is taken in the space and the units of the denoiser's prediction. A sample without a query cell
-    has loss 0.
+    ``first`` is the first estimate where it has been made already. The squared error is taken in the space and the
+    units of the denoiser's prediction. A sample without a query cell has loss 0.
 
     ``spread_weight`` is the weight of the likelihood, which shares the network's trunk with the mean. Its gradient does
     not shrink with the residual, that of the squared error does; times the predicted deviation, the two keep their
@@ -31,7 +33,7 @@ def matching_losses(
     rescales each gradient.
     """
     x_t = noised(denoiser.schedule, t, x, noise)
-    output, log_variance = denoiser.outputs(t, x_t, context, maps, cut)
+    output, log_variance = denoiser.outputs(t, x_t, context, maps, cut, first)
     x, x_t, noise, context, query = map(cut, (x, x_t, noise, context, query))
     unit = denoiser.unit(t)
     error = ((output - denoiser.target(t, x, noise, context)) / unit).square()

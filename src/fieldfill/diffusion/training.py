@@ -1,8 +1,8 @@
 """The training loop: query-masked matching with EMA weights, validated on held-out observed cells.
 
-Whatever is random about crop i of step n (its place, context, query, t and noise) follows from (seed, n, i) alone.
-So a killed run that is resumed ends with the very weights of an uninterrupted one, batches can be prepared ahead of
-time, and any number of processes, each with its share of the crops, makes the same run up to rounding.
+Whatever is random about crop i of step n follows from (seed, n, i) alone (`fieldfill.diffusion.pools`). So a killed
+run that is resumed ends with the very weights of an uninterrupted one, crops can be drawn ahead of time, and any
+number of processes, each with its share of the crops, makes the same run up to rounding.
 """
 
 import math
@@ -10,28 +10,32 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from fieldfill.data.crops import Crops
-from fieldfill.data.prefetch import Ahead
 from fieldfill.data.writer import written
 from fieldfill.diffusion.acceleration import compiled, lower_precision
 from fieldfill.diffusion.denoiser import Denoiser
 from fieldfill.diffusion.loss import matching_losses
+from fieldfill.diffusion.pools import Drawn, Pools
 from fieldfill.diffusion.schedule import PowerTime
 from fieldfill.diffusion.team import ALONE, Team
 from fieldfill.diffusion.validation import Validation, validate
 from fieldfill.errors import InputError
+from fieldfill.estimators.base import Answer
 from fieldfill.partition import Partition
 from fieldfill.seeds import position_stream
 
-__all__ = ["Progress", "TrainSettings", "Training", "frames_at_once"]
+__all__ = ["Step", "TrainSettings", "Training", "frames_at_once"]
+
+# Bytes of the first estimates of validation crops that are kept between validations, at most.
+KNOWN_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class TrainSettings:
     Attributes
     ----------
     steps, minutes
-        the run ends with whichever comes first; the learning rate is annealed towards that end.
+        of the training; it ends with whichever comes first, and the learning rate is annealed towards that end. The
+        minutes of a whole fit are `fieldfill.config.Settings.minutes`.
     clock
         what the minutes are: time on the wall, or of all processors, which other work on the machine does not use up.
     batch
@@ -59,6 +64,8 @@ class TrainSettings:
         t = delta + (1 - delta) u**time_power; 1 is uniform.
     validate_every, patience
         steps between validations, and how many without improvement end the run.
+    reuse
+        steps in which a crop and its first estimate are used; 1 where there is no first estimate.
     precision
         in which the network computes while it trains; losses, weights and validation are float32 always.
     compile
@@ -81,6 +88,7 @@ class TrainSettings:
     validate_every: int = 100
     patience: int = 8
     accumulate: int = 0
+    reuse: int = 8
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False
     shrink: bool = True
@@ -93,8 +101,8 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Report after each step: the position, the errors so far and how long it will take."""
+class Step:
+    """What is reported after each step: its number, the errors so far and how long it will take."""
 
     step: int
     steps: int
@@ -115,6 +123,8 @@ class Training:
     history
         one entry a validation: step, seconds, what `fieldfill.diffusion.validation` finds, mean loss since the last
         one. Step 0 is the first estimate.
+    limit
+        seconds, by the clock of the settings, that training may take in a fit whose minutes are limited.
     skipped
         crops that could not be split into context and query.
     waited
@@ -137,6 +147,7 @@ class Training:
     best: dict[str, float] = field(default_factory=lambda: {"error": math.inf})
     stale: int = 0
     finished: bool = False
+    limit: float = math.inf
 
     def __post_init__(self) -> None:
         if self.team.size > self.settings.batch:
@@ -159,8 +170,14 @@ class Training:
         mine = len(self.team.share(self.settings.batch))
         self.parts = min(mine, self.settings.accumulate or math.ceil(mine / self.crops.at_once))
         self.frames = frames_at_once(self.network, self.settings, self.crops.length)
-        self.batches = Ahead(self._draw)
+        # Without a first estimate nothing is saved by using a crop again.
+        reuse = self.settings.reuse if len(self.denoiser.chain.steps) else 1
+        share, batch = self.team.share(self.settings.batch), self.settings.batch
+        self.pools = Pools(
+            self.denoiser, self.crops, self.partition, self.times, self.seed, share, batch, reuse, self.team.device
+        )
         self._losses: list[float] = []
+        self._known: dict[int, Answer] | None = {} if self._known_bytes() <= KNOWN_BYTES else None
 
     def _ema(self, averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
         decay = min(self.settings.ema, (1 + float(count)) / (10 + float(count)))
@@ -169,35 +186,44 @@ class Training:
     @property
     def progress(self) -> float:
         """Share of the budget that is used, in steps or in minutes, whichever is further."""
-        share = self.step / self.settings.steps
-        if self.settings.minutes is not None:
-            share = max(share, self.seconds / (60 * self.settings.minutes))
-        return min(1.0, share)
+        return min(1.0, max(self.step / self.settings.steps, self.seconds / max(self.budget, 1e-9)))
 
-    def run(self, report: Callable[[Progress], None] | None = None, checkpoint: Path | None = None) -> None:
+    @property
+    def budget(self) -> float:
+        """Seconds that training may take."""
+        return min(self.limit, math.inf if self.settings.minutes is None else 60 * self.settings.minutes)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether training ended before its budget because validation had stopped improving."""
+        return self.finished and self.stale >= self.settings.patience and self.progress < 1
+
+    def run(self, report: Callable[[Step], None] | None = None, checkpoint: Path | None = None) -> None:
         """Trains until the budget is used or validation has stopped improving; ends with the best EMA weights."""
-        with self.batches, self._accelerated():
+        with self.pools, self._accelerated():
             self._run(report, checkpoint)
+        self._known = None
         self.network.load_state_dict(self.best_weights)
         self.denoiser.gain.fill_(self.best["gain"])
         self.denoiser.cpu()
-        if self.skipped >= self.step * self.settings.batch:
+        if self.step and self.skipped >= self.step * self.settings.batch:
             raise InputError(
                 "not one window could be split into context and query: the gaps are the same in every window; "
                 "choose another partition (see 'fieldfill check')"
             )
 
-    def _run(self, report: Callable[[Progress], None] | None, checkpoint: Path | None) -> None:
+    def _run(self, report: Callable[[Step], None] | None, checkpoint: Path | None) -> None:
         now = time.monotonic if self.settings.clock == "wall" else time.process_time
         last = now()
         if not self.history:
             self._validate()  # an untrained network leaves the first estimate as it is: training must do better
             self._keep(checkpoint)
+        self.finished = self.finished or self.seconds + self.pools.cost(self.step) >= self.budget
         while not self.finished:
             loss = self.train_step()
             last, before = now(), last
             self.seconds = self.team.of_first(self.seconds + last - before)
-            done = self.progress >= 1
+            done = self.progress >= 1 or self.seconds + self.pools.cost(self.step) >= self.budget
             if done or self.step % self.settings.validate_every == 0:
                 self._validate()
                 self.finished = done or self.stale >= self.settings.patience
@@ -221,43 +247,37 @@ class Training:
             yield
 
     def _trial(self) -> Tensor:
-        t, x, _, context, _, maps, starts = self._part(self.step * self.parts)
-        return self.denoiser.outputs(t, x, context, maps, self._cut(starts))[0]
+        drawn, starts = next(self.drawn(self.step))
+        return self.denoiser.outputs(drawn.t, drawn.x, drawn.context, drawn.maps, self._cut(starts), drawn.first)[0]
 
-    def _part(self, n: int) -> list[Tensor]:
-        begun = time.monotonic()
-        drawn = self.batches(n)
-        self.waited += time.monotonic() - begun
-        return [tensor.to(self.team.device) for tensor in drawn]
+    def drawn(self, step: int) -> Iterator[tuple[Drawn, Tensor]]:
+        """The parts of this process's crops of a step, and the first frames (B,) that the network sees of them."""
+        whole = self.pools(step)
+        for part in range(self.parts):
+            begin, end = (n * len(whole) // self.parts for n in (part, part + 1))
+            positions = self.pools.mine[begin:end]
+            looks = [self._look(query[None], step, i) for query, i in zip(whole.query[begin:end], positions)]
+            query, starts = (torch.cat(parts) for parts in zip(*looks))
+            yield replace(whole.rows(slice(begin, end)), query=query), starts
 
-    def _draw(self, n: int) -> list[Tensor]:
-        """Part n, counted from the first step on, of this process's crops: t, x, noise, context, query, maps, start."""
-        step, part = divmod(n, self.parts)
-        mine = self.team.share(self.settings.batch)
-        mine = mine[part * len(mine) // self.parts : (part + 1) * len(mine) // self.parts]
-        windows = [self._draw_window(position_stream(self.seed, step, i)) for i in mine]
-        return [torch.cat(tensors) for tensors in zip(*windows)]
+    def _known_bytes(self) -> int:
+        """Size of the first estimates of this process's validation crops, with their features."""
+        places = len(self.team.share(len(self.crops.held.places)))
+        return 4 * places * self.crops.cells * (1 + self.denoiser.chain.features)
 
-    def _draw_window(self, generator: Generator) -> tuple[Tensor, ...]:
-        batch = self.crops.draw(1, generator)
-        context, query = self.partition.split(batch.observed, generator)
-        t = self.times.sample(1, generator)
-        noise = torch.randn(batch.x.shape, generator=generator)
-        query, start = self._look(query, generator)
-        return t, batch.x, noise, context, query, batch.maps, start
-
-    def _look(self, query: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    def _look(self, query: Tensor, *position: int) -> tuple[Tensor, Tensor]:
         """The query (1, C, T, H, W) in the frames that a step looks at, and the first of these (1,)."""
-        total, asked = query.shape[2], query.any(dim=(0, 1, 3, 4)).nonzero().flatten()
+        total, asked = query.shape[2], query.any(dim=0).any(dim=0).flatten(1).any(dim=1).nonzero().flatten()
         if self.frames == total or not len(asked):
             return query, torch.zeros(1, dtype=torch.long)
-        middle = asked[torch.randint(len(asked), (1,), generator=generator)]
+        generator = position_stream(self.seed, "look", *position)
+        middle = asked[torch.randint(len(asked), (1,), generator=generator)].cpu()
         start = middle - torch.randint(1, self.frames - 1, (1,), generator=generator)
         start = start.clamp(0, total - self.frames)
         # A frame whose neighbour is cut off is seen, and not asked for.
-        first = int(start) + (start > 0).long()
-        last = int(start) + self.frames - (start + self.frames < total).long()
-        frame = torch.arange(total)
+        first = int(start) + int(start > 0)
+        last = int(start) + self.frames - int(start + self.frames < total)
+        frame = torch.arange(total, device=query.device)
         return query & ((frame >= first) & (frame < last))[:, None, None], start
 
     def _cut(self, starts: Tensor) -> Callable[[Tensor], Tensor]:
@@ -272,10 +292,10 @@ class Training:
             group["lr"] = self.settings.learning_rate(self.progress)
         self.optimiser.zero_grad(set_to_none=True)
         total, counted = 0.0, 0.0
-        for part in range(self.parts):
-            t, x, noise, context, query, maps, starts = self._part(self.step * self.parts + part)
+        for part, (drawn, starts) in enumerate(self.drawn(self.step)):
+            tensors = (drawn.t, drawn.x, drawn.noise, drawn.context, drawn.query, drawn.maps)
             with self._using(self.shared) as denoiser, self.team.exchanging(self.shared, part == self.parts - 1):
-                losses, counts = matching_losses(denoiser, t, x, noise, context, query, maps, self._cut(starts))
+                losses, counts = matching_losses(denoiser, *tensors, self._cut(starts), drawn.first)
                 losses.sum().backward()
             total, counted = total + losses.sum().item(), counted + counts.sum().item()
         total, counted = self.team.sum(total, counted)
@@ -305,8 +325,9 @@ class Training:
 
     def _validate(self) -> None:
         with self._using(self.average.module) as denoiser:
-            found = validate(denoiser, self.crops, self.seed, self.team, shrink=self.settings.shrink)
-        entry = {"step": self.step, "seconds": self.seconds, "waited": self.waited, "validation": found.error}
+            found = validate(denoiser, self.crops, self.seed, self.team, self.settings.shrink, self._known)
+        waited = self.waited + self.pools.waited
+        entry = {"step": self.step, "seconds": self.seconds, "waited": waited, "validation": found.error}
         entry |= {"gain": found.gain, "standard_error": found.standard_error}
         if math.isfinite(found.surprise):
             entry["surprise"] = found.surprise
@@ -319,11 +340,11 @@ class Training:
         if found.beats(Validation(**self.best), self.least):
             self.best, self.best_weights = asdict(found), _clone(self.average.module)
 
-    def _describe(self, loss: float) -> Progress:
+    def _describe(self, loss: float) -> Step:
         rate = self.step * self.settings.batch / max(self.seconds, 1e-9)
         left = self.seconds * (1 / max(self.progress, 1e-9) - 1)
         last = self.history[-1]["validation"] if self.history else math.nan
-        return Progress(self.step, self.settings.steps, loss, last, rate, left)
+        return Step(self.step, self.settings.steps, loss, last, rate, left)
 
     def save(self, path: Path) -> None:
         """Writes a checkpoint; if that fails, the one before it stays."""
@@ -333,6 +354,7 @@ class Training:
             "optimiser": self.optimiser.state_dict(),
             "best_weights": self.best_weights,
             **{name: getattr(self, name) for name in CHECKPOINTED},
+            "waited": self.waited + self.pools.waited,
         }
         partial = path.with_suffix(".tmp")
         try:
@@ -363,7 +385,19 @@ def frames_at_once(network: nn.Module, settings: TrainSettings, length: int) -> 
     return min(length, max(3, settings.frames)) if getattr(network, "frames_alike", False) else length
 
 
-CHECKPOINTED = ("notes", "history", "step", "seconds", "waited", "skipped", "least", "best", "stale", "finished")
+CHECKPOINTED = (
+    "notes",
+    "history",
+    "step",
+    "seconds",
+    "waited",
+    "skipped",
+    "least",
+    "best",
+    "stale",
+    "finished",
+    "limit",
+)
 
 
 def _clone(module: nn.Module) -> dict[str, Tensor]:

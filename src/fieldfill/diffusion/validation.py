@@ -20,6 +20,7 @@ from torch import Tensor
 from fieldfill.data.crops import Crops
 from fieldfill.diffusion.denoiser import Denoiser, noised
 from fieldfill.diffusion.team import ALONE, Team
+from fieldfill.estimators.base import Answer
 from fieldfill.estimators.chain import HeldOutError
 
 __all__ = ["Validation", "validate"]
@@ -51,15 +52,29 @@ class Validation:
 
 
 @torch.no_grad()
-def validate(denoiser: Denoiser, crops: Crops, seed: int, team: Team = ALONE, shrink: bool = False) -> Validation:
-    """Fills the held-out cells from all other observations, at the smallest noise; ``shrink`` fits the gain."""
+def validate(
+    denoiser: Denoiser,
+    crops: Crops,
+    seed: int,
+    team: Team = ALONE,
+    shrink: bool = False,
+    known: dict[int, Answer] | None = None,
+) -> Validation:
+    """Fills the held-out cells from all other observations, at the smallest noise; ``shrink`` fits the gain.
+
+    First estimates are the same at every validation: they are put into ``known``, or taken from there.
+    """
     denoiser.eval()
     sums = torch.zeros(len(crops.held.places), 8, dtype=torch.float64)
     for chosen, batch, *others in crops.validation(seed, team.share(len(sums))):
         tensors = (batch.x, batch.observed, batch.maps, *others)
         x, context, maps, held, noise = (tensor.to(team.device) for tensor in tensors)
         t = torch.full((len(x),), denoiser.schedule.delta, device=team.device)
-        guess, estimate, variance = denoiser.compare(t, noised(denoiser.schedule, t, x, noise), context, maps)
+        x_t = noised(denoiser.schedule, t, x, noise)
+        first = None if known is None else known.get(chosen.start)
+        if known is not None and first is None:
+            first = known[chosen.start] = denoiser.first(t, torch.where(context, x_t, 0), context, maps)
+        guess, estimate, variance = denoiser.compare(t, x_t, context, maps, first)
         r, n = (torch.where(held, part - guess, 0).double() for part in (x, estimate))
         v = torch.ones_like(r) if variance is None else torch.where(held, variance, 1).double()
         terms = (held.double(), r * r, r * n, n * n, v.log(), r * r / v, r * n / v, n * n / v)

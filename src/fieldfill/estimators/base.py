@@ -14,6 +14,7 @@ is seen at the context cells only. There are two kinds of estimators:
 """
 
 import abc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ from torch import Generator, Tensor, nn
 
 from fieldfill.data.crops import Batch, Crops
 from fieldfill.partition import Partition
+from fieldfill.stages import Stages
 
 if TYPE_CHECKING:
     from fieldfill.estimators.chain import Chain
@@ -86,6 +88,18 @@ class Answer:
     fields: tuple[Tensor, ...] = ()
     shares: tuple[Tensor, ...] = ()
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Answer":
+        """The same with every tensor changed, such as some rows or frames of it."""
+        return Answer(change(self.estimate), tuple(map(change, self.fields)), tuple(map(change, self.shares)))
+
+    @classmethod
+    def joined(cls, answers: Sequence["Answer"]) -> "Answer":
+        """The answers to several batches as one."""
+        fields, shares = (
+            tuple(map(torch.cat, zip(*(getattr(answer, name) for answer in answers)))) for name in ("fields", "shares")
+        )
+        return cls(torch.cat([answer.estimate for answer in answers]), fields, shares)
+
 
 @runtime_checkable
 class Mean(Protocol):
@@ -144,6 +158,8 @@ class Lesson:
         of all random choices but those of the examples, which follow from ``seed``.
     examples
         crops for corrections, made by the chain after its sources have learnt.
+    stages
+        of the fit, for progress and its time limit.
     """
 
     crops: Crops
@@ -152,6 +168,7 @@ class Lesson:
     seed: int
     generator: Generator
     examples: list[Example] = field(default_factory=list)
+    stages: Stages = field(default_factory=Stages)
 
     def given(self, batch: Batch, context: Tensor, noise: Tensor) -> Given:
         """Crops seen at ``context`` at the noise of a fill; ``noise`` is standard normal."""
@@ -165,6 +182,7 @@ class Estimator(nn.Module, abc.ABC):
 
     name: ClassVar[str]
     features: ClassVar[int] = 0  # number of features offered to the network, for each variable
+    optional: ClassVar[bool] = False  # whether a fit without time for it may leave it out
 
     @abc.abstractmethod
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:

@@ -33,6 +33,8 @@ class ChainSettings:
         share of the held-out error that a correction, or more iterations of a solver, must remove.
     efforts
         numbers of iterations that are tried, as multiples of the usual one, in this order.
+    sources_share, corrections_share
+        share of the time limit of a fit that is used when sources, and when corrections, have learnt.
     """
 
     judged_cells: int = 2**18
@@ -40,6 +42,8 @@ class ChainSettings:
     example_cells: int = 2**21
     least_gain: float = 0.01
     efforts: tuple[float, ...] = (2.0, 4.0, 8.0)
+    sources_share: float = 0.35
+    corrections_share: float = 0.45
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,12 @@ class Chain(nn.Module):
         self.eval()
         found: dict[str, dict[str, float]] = {}
         for source in self.sources:
+            lesson.stages.begin(source.name, share=self.settings.sources_share)
+            if source.optional and lesson.stages.late():
+                continue
             so_far = Chain([step for step in self.sources if step.name in (*found, source.name)], self.settings)
             found[source.name] = source.learn(lesson, so_far)
+        lesson.stages.begin("first estimate", share=self.settings.sources_share)
         if self.sources:
             found["sources"] = {"effort": self._choose_effort(lesson)}
         error = self.held_out_error(lesson)
@@ -154,6 +162,10 @@ class Chain(nn.Module):
         if self.corrections:
             lesson.examples[:] = self._examples(lesson)
         for step in self.corrections:
+            lesson.stages.begin(step.name, share=self.settings.corrections_share)
+            if lesson.stages.late():
+                step.forget()
+                continue
             notes = step.learn(lesson, self)
             after = self.held_out_error(lesson)
             if after.mean < (1 - self.settings.least_gain) * error.mean:
@@ -200,10 +212,13 @@ class Chain(nn.Module):
 
         chosen, least = 1.0, error(1.0)
         for effort in self.settings.efforts:
+            if lesson.stages.late():
+                break
             found = error(effort)
             if found > (1 - self.settings.least_gain) * least:
                 break
             chosen, least = effort, found
+            lesson.stages.advance(f"held-out error {found:.4f}")
         for source in self.sources:
             source.set_effort(chosen)
         return chosen

@@ -87,6 +87,7 @@ class Drift(Source):
     """
 
     name: ClassVar[str] = "drift"
+    optional: ClassVar[bool] = True
     field: LearntField | None
 
     def __init__(
@@ -126,6 +127,8 @@ class Drift(Source):
         for memory in settings.memories:
             search.attempt(_fading(common, memory * common.shape[1]), math.inf, (0.0, 0.0), nugget)
         for turn in range(settings.rounds):
+            if lesson.stages.late():
+                break
             search.restore()
             last = search.best["validation"]
             covariance, nugget = complete_crops(self.field, lesson.crops, places, lesson.generator, drifts)
@@ -134,6 +137,7 @@ class Drift(Source):
             gain = (1 - self.search.least_gain) * last
             if search.best["validation"] > min(gain, settings.hopeless * before):
                 break
+            lesson.stages.advance(f"held-out error {search.best['validation']:.4f}")
         search.restore()
         if search.best["validation"] > (1 - settings.least_better) * before:
             self.field = None

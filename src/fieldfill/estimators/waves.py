@@ -43,6 +43,7 @@ class Waves(Source):
     """
 
     name: ClassVar[str] = "waves"
+    optional: ClassVar[bool] = True
     equations: Equations | None
 
     def __init__(self, common: LearntField, settings: WavesSettings | None = None) -> None:
@@ -88,6 +89,8 @@ class Waves(Source):
         law.set_covariance(_of_unit_variance(common.frame_covariance(), common.torus))
         best, state = math.inf, law.state_dict()
         for _ in range(settings.rounds):
+            if math.isfinite(best) and lesson.stages.late():
+                break
             last = best
             law.set_covariance(_completed(law, crops, clear, lesson.generator))
             for nugget in settings.nuggets:
@@ -98,6 +101,7 @@ class Waves(Source):
             law.nugget.copy_(state["nugget"])
             if best > (1 - settings.least_gain) * last:
                 break
+            lesson.stages.advance(f"held-out error {best:.4f}")
         law.load_state_dict(state)
         if best > (1 - settings.least_better) * before:
             self.equations = None

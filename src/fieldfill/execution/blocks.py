@@ -18,6 +18,7 @@ import torch
 from fieldfill.data.cover import Blend
 from fieldfill.data.crops import Crops, Place
 from fieldfill.errors import InputError
+from fieldfill.execution.memory import keep_freed_memory
 
 __all__ = ["Estimate", "filled_frames"]
 
@@ -90,6 +91,7 @@ _mine: Estimate  # of this worker process
 def _begin(estimate: Estimate, threads: int) -> None:
     global _mine  # the one way in which a pool can give its processes something to keep
     _mine = estimate
+    keep_freed_memory()
     torch.set_num_threads(threads)
 
 

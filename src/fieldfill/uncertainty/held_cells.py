@@ -114,13 +114,15 @@ def choose_ensemble(
     contexts: int,
     keep: tuple[float, float] | None,
     generator: Generator,
+    most: int | None = None,
 ) -> tuple[Ensemble, dict[str, float]]:
     """Contexts or all observations at once, whichever has the smaller error on the held-out cells.
 
     Contexts cost a pass each. They must be better by a margin, and by more than the standard error of the difference
     over validation crops. They are balanced, drawn as in training, of nine tenths of
     the observations, or of the density that the training contexts had, which kept a share of the observations within
-    ``keep``. Without ``keep`` there is no choice: contexts are drawn at random, as in the paper.
+    ``keep``. Without ``keep`` there is no choice: contexts are drawn at random, as in the paper. ``most`` limits the
+    validation crops that the choice is made on.
     """
     candidates = [Ensemble(contexts, design="random")]
     if keep is not None and contexts:
@@ -129,7 +131,7 @@ def choose_ensemble(
         candidates = [Ensemble(contexts), *balanced, Ensemble(0)]
     missing = missing_places(crops, generator)
     evaluations = sum(max(1, ensemble.count) for ensemble in candidates)
-    most = affordable(evaluations * crops.cells)
+    most = min(most or len(crops.held.places), affordable(evaluations * crops.cells))
     found = {e: held_cells(denoiser, partition, crops, e, generator, missing, most) for e in candidates}
     scores = {e: float(np.average(cells.error**2, weights=cells.weight)) for e, cells in found.items()}
     best, direct = min(scores, key=lambda ensemble: scores[ensemble]), Ensemble(0)
@@ -165,11 +167,19 @@ def _coverage(crops: Crops, generator: Generator) -> float:
 
 
 def calibrate(
-    denoiser: Denoiser, partition: Partition, crops: Crops, ensemble: Ensemble, generator: Generator
+    denoiser: Denoiser,
+    partition: Partition,
+    crops: Crops,
+    ensemble: Ensemble,
+    generator: Generator,
+    most: int | None = None,
 ) -> Calibration:
-    """The calibration of a fill with ``ensemble``; its summary includes how well held-out cells can stand in."""
+    """The calibration of a fill with ``ensemble``; its summary includes how well held-out cells can stand in.
+
+    ``most`` limits the number of validation crops that it rests on.
+    """
     missing = missing_places(crops, generator)
-    cells = held_cells(denoiser, partition, crops, ensemble, generator, missing)
+    cells = held_cells(denoiser, partition, crops, ensemble, generator, missing, most)
     fitted = Calibration.fit(cells, crops.record.shape[1])
     beyond = float(missing[2][missing[0] > fitted.reach].sum() / max(missing[2].sum(), 1e-9))
     fitted.summary["missing_beyond_reach"] = beyond

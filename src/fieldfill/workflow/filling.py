@@ -22,6 +22,7 @@ from fieldfill.sampling.equations import Steering
 from fieldfill.sampling.members import Sampling, draw_members, missing_cells
 from fieldfill.sampling.solvers import Solver
 from fieldfill.seeds import stream
+from fieldfill.stages import Report, Stages
 from fieldfill.uncertainty.budget import Budget
 from fieldfill.workflow.model import CropEstimates, Model
 from fieldfill.workflow.opening import Source, open_source
@@ -77,16 +78,22 @@ def fill_data(
     model: Model,
     ds: xr.Dataset | xr.DataArray,
     request: FillRequest,
-    report: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
 ) -> xr.Dataset:
     """The data set with its gaps filled by a model."""
+    stages = Stages(report)
+    stages.begin("opening")
     model.grid.check(ds, model.dims)
     record = open_source(Source(ds, model.variables, model.dims, model.domain.numpy()), model.config)
     record.check_names(request.kinds, request.suffix)
     crops = Crops(record, model.normaliser, model.shape, maps=model.maps)
     with _solvable():
         result = _Result(model, crops, request)
-        result.estimate(report)
+        frames, rows, columns = crops.shape
+        stages.note(f"fills in crops of {frames} frames × {rows} rows × {columns} columns, with {model.ensemble}")
+        result.estimate(stages.counter("filling"))
+        if request.members or request.guidance:
+            stages.begin("members")
         result.draw()
     return result.to_dataset()
 
@@ -114,7 +121,7 @@ class _Result:
         simulator = simulator_of(self.crops.record.ds)
         return Steering.of(simulator, self.crops, weight, self.model.estimate, self.request.seed)
 
-    def estimate(self, report: Callable[[int, int], None] | None) -> None:
+    def estimate(self, report: Callable[[int, int], None]) -> None:
         """Mean and standard deviation of all frames, and the parts of the variance."""
         estimates = CropEstimates(self.model, self.crops, self.request.seed, self.request.budget)
         normaliser = self.model.normaliser

@@ -1,26 +1,30 @@
 """The steps of `fit`, in order: crops, climatology, partition, first estimate, network, contexts, calibration."""
 
 import hashlib
-from collections.abc import Callable
+import math
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fieldfill.config import Settings, build_denoiser, static_features
+from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, static_features
 from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
 from fieldfill.diffusion.team import Team
-from fieldfill.diffusion.training import Progress, Training
+from fieldfill.diffusion.training import Step, Training
 from fieldfill.estimators.base import Lesson
 from fieldfill.estimators.climatology import Climatology, learn_normaliser
+from fieldfill.execution.threads import using_threads
 from fieldfill.seeds import stream
-from fieldfill.uncertainty.held_cells import calibrate, choose_ensemble
+from fieldfill.stages import Report, Stages
 from fieldfill.workflow.checking import audited, mask_bank, summary
 from fieldfill.workflow.checkpoint import RunFolder
+from fieldfill.workflow.ending import Ending
 from fieldfill.workflow.model import Model
-from fieldfill.workflow.opening import Source, given_maps, open_crops
+from fieldfill.workflow.opening import Source, crop_reason, given_maps, open_crops
+from fieldfill.workflow.plan import make_plan
 
 __all__ = ["fit_model"]
 
@@ -32,30 +36,40 @@ def fit_model(
     team: Team,
     folder: RunFolder | None = None,
     resume: bool = False,
-    report: Callable[[Progress], None] | None = None,
+    report: Report | None = None,
+    threads: int | None = None,
 ) -> Model:
     """Learns a model from gappy data; with ``folder`` a run that was killed can be taken up again."""
+    limit = math.inf if settings.minutes is None else 60 * settings.minutes
+    stages = Stages(report if team.first else None, limit, team.of_first)
+    stages.begin("opening")
     with folder.held() if folder is not None and team.first else nullcontext():
-        return _fit(source, settings, seed, team, folder, resume, report)
+        crops = open_crops(source, settings, seed)
+        plan = make_plan(crops, settings, seed, threads)
+        stages.note(*plan.lines(crop_reason(crops, settings)))
+        with using_threads(plan.threads):
+            return _fit(source, crops, settings, seed, team, folder, resume, stages)
 
 
 def _fit(
     source: Source,
+    crops: Crops,
     settings: Settings,
     seed: int,
     team: Team,
     folder: RunFolder | None,
     resume: bool,
-    report: Callable[[Progress], None] | None,
+    stages: Stages,
 ) -> Model:
-    crops = open_crops(source, settings, seed)
     record = crops.record
     identity = _identity(settings, seed, crops)
     team.agree({**identity, "held-out crops": crops.held.places})
     if folder is not None and resume:
         folder.check_fit(identity)  # before anything is learnt
+    stages.begin("mean and spread")
     if Climatology.name in settings.estimators:
         crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology))
+    stages.begin("audit")
     bank = mask_bank(crops, settings, seed)
     name, partition, audits = audited(crops, bank, settings, seed)
     maps = torch.cat([static_features(crops.domain, crops.normaliser), given_maps(record, settings)])
@@ -66,21 +80,24 @@ def _fit(
     if resume and state is not None and state.exists():
         training.load(state)
     else:
-        lesson = Lesson(crops, partition, denoiser.schedule.least_noise, seed, stream(seed, "covariance"))
+        lesson = Lesson(
+            crops, partition, denoiser.schedule.least_noise, seed, stream(seed, "covariance"), stages=stages
+        )
         training.notes = denoiser.learn_first(lesson)
     if folder is not None and team.first:
         folder.prepare(identity, resume)
     team.wait()
-    training.run(report if team.first else None, state)
-    denoiser.eval()
+    ending = Ending.of(denoiser, partition, crops, settings, seed, stages)
+    _train(training, ending, stages, state)
     choice = stream(seed, "choice")
-    keep = settings.keep if settings.choose_contexts else None
-    ensemble, choices = choose_ensemble(denoiser, partition, crops, settings.contexts, keep, choice)
-    spread = calibrate(denoiser, partition, crops, ensemble, choice)
+    ensemble, choices = ending.choose(choice)
+    spread = ending.calibrated(ensemble, choice)
     notes: dict[str, Any] = {
         "first_estimate": training.notes,
         "history": training.history,
         "skipped_crops": training.skipped,
+        "stopped_early": training.stopped_early,
+        "fit_seconds": stages.seconds,
         "validation_crops": len(crops.held.places),
         "held_out_cells": sum(int(mask.sum()) for mask in crops.held.masks),
         "validation": choices,
@@ -107,6 +124,26 @@ def _fit(
         spread=spread,
         notes=notes,
     )
+
+
+def _train(training: Training, ending: Ending, stages: Stages, state: Path | None) -> None:
+    """Trains until the steps are made, or until the time is used up that the rest of the fit leaves."""
+    settings = training.settings
+    if stages.limited and math.isinf(training.limit):
+        training.limit = max(0.0, stages.left - ending.seconds)
+    stages.begin("training", settings.steps if settings.steps < UNLIMITED_STEPS else 0)
+
+    def report(step: Step) -> None:
+        detail = f"loss {step.loss:.4f}, validation {step.validation:.4f}, {step.windows_per_second:.0f} crops/s"
+        stages.advance(detail, step.step, step.seconds_left)
+
+    training.run(report, state)
+    training.denoiser.eval()
+    if training.stopped_early:
+        stages.note(
+            f"training stopped at step {training.step}: no improvement on held-out cells in the last "
+            f"{training.stale} validations"
+        )
 
 
 def _identity(settings: Settings, seed: int, crops: Crops) -> dict[str, Any]:

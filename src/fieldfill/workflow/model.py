@@ -167,6 +167,7 @@ class Model:
             "fill": str(self.ensemble),
             "steps": notes["history"][-1]["step"],
             "seconds": notes["history"][-1]["seconds"],
+            "stopped_early": notes.get("stopped_early", False),
             "validation_crops": notes["validation_crops"],
             "coverage90": covered.get(0.9),
             "coverage50": covered.get(0.5),

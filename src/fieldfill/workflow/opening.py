@@ -18,7 +18,7 @@ from fieldfill.data.record import Record, as_dataset, open_record
 from fieldfill.data.transforms import Normaliser
 from fieldfill.seeds import stream
 
-__all__ = ["Dims", "DomainLike", "Source", "crop_shape", "given_maps", "open_crops", "open_source"]
+__all__ = ["Dims", "DomainLike", "Source", "crop_reason", "crop_shape", "given_maps", "open_crops", "open_source"]
 
 Dims: TypeAlias = tuple[str, str, str]
 DomainLike: TypeAlias = str | xr.DataArray | np.ndarray | None
@@ -68,6 +68,19 @@ def crop_shape(record: Record, settings: Settings) -> tuple[int, int, int]:
     shorter = min(rows, columns, wanted, max(USUAL_CELLS, math.isqrt(plane)))
     longer = min(max(rows, columns), wanted, max(USUAL_CELLS, plane // shorter))
     return (length, shorter, longer) if rows <= columns else (length, longer, shorter)
+
+
+def crop_reason(crops: Crops, settings: Settings) -> str:
+    """Why crops have the size they have, in words."""
+    record = crops.record
+    _, _, frames, rows, columns = record.shape
+    length, *size = crops.shape
+    time = "as set" if settings.window is not None else "the usual number of frames"
+    time = "all frames of the record" if length == frames else time
+    space = f"{USUAL_CELLS} cells a side, more where less than {DENSE:.0%} is observed"
+    space = f"as set, of {rows} × {columns}" if settings.crop is not None else space
+    space = "the whole grid" if tuple(size) == (rows, columns) else space
+    return f"{time}, {space} ({record.coverage:.0%} observed)"
 
 
 def open_crops(source: Source, settings: Settings, seed: int) -> Crops:

@@ -33,7 +33,7 @@ from fieldfill.estimators.gaussian.deflation import Deflation, StrongModes, edge
 from fieldfill.estimators.gaussian.phases import phases, wavenumbers
 from fieldfill.estimators.gaussian.solver import conjugate_gradients
 
-__all__ = ["GaussianLaw", "LearntField"]
+__all__ = ["GaussianLaw", "LearntField", "red_factor"]
 
 # Rank of a factor at most; longer crops or more variables keep the strongest combinations.
 MAX_RANK = 64
@@ -258,6 +258,17 @@ class LearntField(nn.Module):
         if thorough:
             steps, tolerance = max(steps, THOROUGH_STEPS), tolerance / 100
         return conjugate_gradients(operator, Deflation(modes, mask, noise, self.patterns), y, steps, tolerance)
+
+
+def red_factor(field: LearntField) -> Tensor:
+    """The spectral factor of independent frames with energy (4 + k²)^(-3/2): as hard to solve as real data."""
+    rows, columns = field.torus
+    y, x = torch.fft.fftfreq(rows) * rows, torch.arange(columns // 2 + 1)
+    power = (4 + y[:, None] ** 2 + x**2) ** -1.5
+    factor = torch.zeros_like(field.factor)
+    own = torch.arange(factor.shape[2])
+    factor[:, own, own, 0] = (power / power.mean()).sqrt().flatten()[:, None]
+    return factor
 
 
 def _turned(modes: Tensor, turn: Tensor) -> Tensor:

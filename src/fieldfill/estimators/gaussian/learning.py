@@ -151,6 +151,7 @@ class CovarianceSearch:
         self.field.set_covariance(factor, patterns)
         self.field.nugget.fill_(settings["nugget"])
         error = self.chain.source_error(self.lesson, self.judged)
+        self.lesson.stages.advance(f"held-out error {min(error, self.best['validation']):.4f}")
         better = error < (1 - least) * self.best["validation"] or not self._state
         if better:
             self.best = {**settings, "patterns": len(self.field.patterns), "validation": error}
@@ -180,10 +181,14 @@ def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain, settings:
     for taper in settings.tapers:
         search.attempt(found.covariance, taper, (0.0, 0.0), nugget)
     for memory in (field.shape[1] / part for part in settings.memory_parts if field.shape[1] > part):
+        if lesson.stages.late():
+            break
         search.attempt(found.covariance, search.taper, (0.0, 0.0), nugget, memory, settings.least_memory_gain)
     count, idle = max(2, settings.completed_cells // crops.cells), 0
     large = crops.cells > chain.settings.judged_cells
     for turn in range(settings.rounds // 2 if large else settings.rounds):
+        if lesson.stages.late():
+            break
         search.restore()
         before = search.best["validation"]
         covariance, nugget = complete_crops(field, crops, crops.some(count, generator), generator)
@@ -199,6 +204,8 @@ def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain, settings:
     places = crops.some(count, generator)
     factor = field.factor.clone()
     for _ in range(settings.pattern_rounds if len(places) >= settings.least_pattern_crops else 0):
+        if lesson.stages.late():
+            break
         patterns, share = patterns_of(field, crops, places, generator, settings)
         if not search.judge(math.sqrt(max(0.0, 1 - share)) * factor, patterns, search.best):
             break
