@@ -136,9 +136,9 @@ def bad_files(files):
     ds = gappy_dataset()
     ds.assign(sst=ds.sst * np.nan).to_netcdf(files / "empty.nc", engine="h5netcdf")
     ds.assign(sst=ds.sst.where(ds.sst < 11, np.inf)).to_netcdf(files / "inf.nc", engine="h5netcdf")
-    ds.isel(time=[0]).to_netcdf(files / "single.nc", engine="h5netcdf")
-    ds.isel(time=0, drop=True).to_netcdf(files / "timeless.nc", engine="h5netcdf")
     ds.isel(lat=slice(0, 7)).to_netcdf(files / "smaller.nc", engine="h5netcdf")
+    ds.isel(lat=slice(None, None, 2)).to_netcdf(files / "coarser.nc", engine="h5netcdf")
+    ds.expand_dims(level=[10, 20]).to_netcdf(files / "levels.nc", engine="h5netcdf")
     ds.rename(sst="salt").to_netcdf(files / "salt.nc", engine="h5netcdf")
     nowhere = xr.DataArray(np.zeros((9, 12)), dims=("lat", "lon"))
     ds.assign(sea=nowhere).to_netcdf(files / "nowhere.nc", engine="h5netcdf")
@@ -150,10 +150,12 @@ BAD = {
     "missing file": ["fit", "none.nc", "-o", "x.ff"],
     "unreadable file": ["fit", "text.nc", "-o", "x.ff"],
     "unknown variable": ["fit", "gappy.nc", "-o", "x.ff", "--vars", "salt"],
-    "no time": ["fit", "timeless.nc", "-o", "x.ff"],
+    "several levels": ["fit", "levels.nc", "-o", "x.ff"],
+    "unknown level": ["fit", "levels.nc", "-o", "x.ff", "--sel", "level=15"],
+    "level without a value": ["check", "levels.nc", "--sel", "level"],
+    "each of nothing": ["check", "levels.nc", "--each", "depth"],
     "all NaN": ["fit", "empty.nc", "-o", "x.ff"],
     "infinite": ["fit", "inf.nc", "-o", "x.ff"],
-    "single frame": ["fit", "single.nc", "-o", "x.ff"],
     "nothing in the domain": ["fit", "nowhere.nc", "-o", "x.ff", "--domain", "sea"],
     "long window": ["fit", "gappy.nc", "-o", "x.ff", "--window", "21"],
     "existing model": ["fit", "gappy.nc", "-o", "m.ff"],
@@ -166,7 +168,7 @@ BAD = {
     "not a model": ["fill", "gappy.nc", "gappy.nc", "-o", "x.nc"],
     "no model": ["fill", "none.ff", "gappy.nc", "-o", "x.nc"],
     "other variables": ["fill", "m.ff", "salt.nc", "-o", "x.nc"],
-    "other grid": ["fill", "m.ff", "smaller.nc", "-o", "x.nc"],
+    "other grid": ["fill", "m.ff", "coarser.nc", "-o", "x.nc"],
     "other truth": ["score", "filled.nc", "--truth", "smaller.nc"],
     "unknown pattern": ["mask", "truth.nc", "--pattern", "stripes", "-o", "x.nc"],
     "impossible share": ["mask", "truth.nc", "--pattern", "pixel", "--observed", "1.5", "-o", "x.nc"],

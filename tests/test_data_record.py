@@ -40,7 +40,7 @@ def test_axes_are_found_by_usual_names(names) -> None:
 def test_axes_can_be_given() -> None:
     ds = xr.Dataset({"v": (("a", "b", "c"), np.zeros((3, 4, 5)))})
     assert find_axes(ds, ("c", "a", "b")).names == ("c", "a", "b")
-    with pytest.raises(InputError, match="no time dimension"):
+    with pytest.raises(InputError, match="no dimension of space"):
         find_axes(ds)
     with pytest.raises(InputError, match="no dimension 'z'"):
         find_axes(ds, ("a", "b", "z"))
@@ -149,8 +149,6 @@ BAD = {
     "unknown variable": (lambda ds: ds, {"variables": ["salt"]}, "no variable 'salt'"),
     "all NaN": (lambda ds: ds.assign(sst=ds.sst * np.nan), {}, "no observed value"),
     "infinite": (lambda ds: ds.assign(sst=ds.sst.where(ds.sst < 11.9, np.inf)), {}, "infinite values"),
-    "single frame": (lambda ds: ds.isel(time=[0]), {}, "single frame"),
-    "no time": (lambda ds: ds.isel(time=0, drop=True), {}, "no time dimension"),
     "empty domain": (
         lambda ds: ds,
         {"domain": np.zeros((9, 12), bool)},
@@ -162,7 +160,7 @@ BAD = {
         {"variables": ["n"]},
         "convert it to float",
     ),
-    "extra dimension": (lambda ds: ds.expand_dims(depth=2), {}, "select a level"),
+    "extra dimension": (lambda ds: ds.expand_dims(depth=2), {}, "--each depth"),
     "not xarray": (lambda ds: ds.sst.values, {}, "xarray"),
     "no name": (lambda ds: ds, {"variables": []}, "no variable was named"),
 }

@@ -11,6 +11,7 @@ import xarray as xr
 
 from fieldfill.config import Settings, build_mask, preset, simulator_of
 from fieldfill.data.ancillary import companion, filled_variables
+from fieldfill.data.axes import Dims, Selection
 from fieldfill.data.record import open_record
 from fieldfill.errors import InputError
 from fieldfill.execution.ddp import join
@@ -26,7 +27,7 @@ from fieldfill.workflow.checkpoint import RunFolder
 from fieldfill.workflow.filling import PARTS, FillRequest, fill_data
 from fieldfill.workflow.fitting import fit_model
 from fieldfill.workflow.model import Model
-from fieldfill.workflow.opening import Dims, DomainLike, Source, open_crops
+from fieldfill.workflow.opening import DomainLike, Source, open_crops
 
 __all__ = ["Filler", "added_bytes", "budget_of", "check", "hide", "load", "physical_scores"]
 
@@ -37,7 +38,7 @@ class Filler(Method):
 
     Parameters
     ----------
-    variables, dims, domain, log
+    variables, dims, domain, log, sel, each
         See `fieldfill.method.Method`.
     window, crop
         Frames, and rows and columns, that the model sees together; by default chosen from the record.
@@ -119,7 +120,7 @@ class Filler(Method):
         """
         keep_freed_memory()
         folder = None if checkpoint is None else RunFolder(checkpoint)
-        source = Source(ds, self.variables, self.dims, self.domain)
+        source = Source(ds, self.variables, self.dims, self.domain, self.sel, self.each)
         self.model_ = fit_model(source, self.resolved_settings(), self.seed, join(), folder, resume, report, threads)
         return self
 
@@ -136,6 +137,9 @@ class Filler(Method):
         workers: int = 1,
         quantiles: Sequence[float] = (),
         suffix: str = "",
+        sel: Selection | None = None,
+        each: str | Sequence[str] = (),
+        domain: DomainLike = None,
     ) -> xr.Dataset:
         """Fills ``ds``; for each variable v the result also has v_std (0 where observed) and v_flag.
 
@@ -163,6 +167,10 @@ class Filler(Method):
         suffix
             Added to v in the names of the new variables, and to those of their coordinates, for data that have
             variables called so: with ``"_ff"`` they are v_ff_std, v_ff_flag and so on.
+        sel, each
+            Of dimensions beyond time and space, in place of those that the model was fitted with.
+        domain
+            Where the field exists outside the grid that the model was fitted on.
         """
         if not self.fitted:
             raise InputError("this Filler has not learnt anything yet; call fit(ds) first, or fieldfill.load(path)")
@@ -177,6 +185,9 @@ class Filler(Method):
             workers=workers,
             quantiles=tuple(quantiles),
             suffix=suffix,
+            sel=sel,
+            each=each if isinstance(each, str) else tuple(each),
+            domain=domain,
         )
         return fill_data(self.model_, ds, request, report)
 
@@ -196,7 +207,13 @@ def load(path: str | Path) -> Filler:
     model = Model.load(Path(path))
     domain = model.domain.numpy()
     filler = Filler(
-        seed=model.seed, variables=model.own_variables, dims=model.dims, domain=domain, settings=model.config
+        seed=model.seed,
+        variables=model.own_variables,
+        dims=model.dims,
+        domain=domain,
+        sel=model.sel or None,
+        each=model.each,
+        settings=model.config,
     )
     filler.model_ = model
     return filler
@@ -213,6 +230,8 @@ def check(
     settings: Settings | None = None,
     log: Sequence[str] = (),
     inputs: Sequence[str] = (),
+    sel: Selection | None = None,
+    each: str | Sequence[str] = (),
 ) -> Check:
     """Audits, from the masks alone, which cells of ``ds`` can be learnt and with which partition.
 
@@ -231,7 +250,7 @@ def check(
         window=window, partition=partition, settings=settings, log=tuple(log), inputs=tuple(inputs), variables=names
     )
     chosen = filler.resolved_settings()
-    return check_crops(open_crops(Source(ds, names, dims, domain), chosen, seed), chosen, seed)
+    return check_crops(open_crops(Source(ds, names, dims, domain, sel, each), chosen, seed), chosen, seed)
 
 
 def hide(

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import xarray as xr
 
+from fieldfill.data.axes import Dims, Selection
 from fieldfill.errors import InputError
 
 __all__ = ["Method"]
@@ -25,16 +26,19 @@ class Method(abc.ABC):
 
     Parameters
     ----------
-    variables, dims, domain
-        As in `fieldfill.data.record.open_record`.
+    variables, dims, domain, sel, each
+        As in `fieldfill.data.record.open_record`: ``sel={"depth": 0}`` cuts another dimension at a value,
+        ``each="level"`` takes every index along one as an independent sample.
     log
         Names of positive variables that are filled in their logarithm: v is the median, never below 0.
     """
 
     variables: tuple[str, ...] | None = None
-    dims: tuple[str, str, str] | None = None
+    dims: Dims | None = None
     domain: str | xr.DataArray | np.ndarray | None = field(default=None)
     log: tuple[str, ...] = ()
+    sel: Selection | None = None
+    each: str | tuple[str, ...] = ()
 
     @abc.abstractmethod
     def fit(self, ds: Data) -> Self:

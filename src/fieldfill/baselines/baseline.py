@@ -67,7 +67,7 @@ class Baseline(Method):
 
     Parameters
     ----------
-    variables, dims, domain, log
+    variables, dims, domain, log, sel, each
         See `fieldfill.method.Method`. Without ``domain`` a cell is inside if it is observed at least once in the data
         given to ``fit`` or ``fill``.
     """
@@ -80,7 +80,7 @@ class Baseline(Method):
 
     def fit(self, ds: xr.Dataset | xr.DataArray) -> Self:
         """Learns from a gappy data set (NaN = missing)."""
-        record = open_record(ds, self.variables, self.dims, self.domain, self.log)
+        record = open_record(ds, self.variables, self.dims, self.domain, self.log, self.sel, self.each)
         self.exponents_ = _exponents(record)
         data = _gappy(record, self.exponents_)
         self.variables_ = record.variables
@@ -93,10 +93,10 @@ class Baseline(Method):
         """Fills the gaps of a data set on the grid known from ``fit``; observed values stay bit-identical."""
         if not self.fitted:
             raise InputError(f"{type(self).__name__} has learnt nothing yet; call fit(ds) before fill(ds)")
-        known = None if self.domain is None else self.domain_
-        self.grid_.check(ds, self.dims)
-        record = open_record(ds, self.variables_, self.dims, known, self.log)
-        record = replace(record, domain=record.domain | self.domain_)
+        record = open_record(ds, self.variables_, self.dims, None, self.log, self.sel, self.each)
+        self.grid_.check(record.ds, record.axes)
+        seen = record.counts > 0 if self.domain is None else False
+        record = replace(record, domain=self.domain_ | seen)
         filled, std = self._estimate(_gappy(record, self.exponents_))
         filled, std = np.ldexp(filled, self.exponents_), None if std is None else np.ldexp(std, self.exponents_)
         return record.to_dataset(filled, std, history=f"filled with fieldfill.baselines.{self!r}")
@@ -184,7 +184,7 @@ def _exponents(record: Record, large: int = 200) -> np.ndarray:
 def _time(record: Record) -> np.ndarray:
     """The time coordinate in units of its median step; the frame number where there is no usable one."""
     name = record.axes.time
-    if name in record.ds.coords:
+    if name is not None and name in record.ds.coords and record.shape[2] > 1:
         stamps = record.ds[name].values
         if isinstance(record.ds.indexes[name], xr.CFTimeIndex):
             stamps = (stamps - stamps[0]).astype("timedelta64[us]")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from fieldfill.config import Settings
+    from fieldfill.data.axes import Dims
 
 __all__ = ["main"]
 
@@ -59,7 +60,15 @@ Data = Annotated[Path, typer.Argument(help="NetCDF, Zarr or GRIB file; NaN (or t
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output of the same kind.")]
 Variables = Annotated[str | None, typer.Option("--vars", help="Variables, separated by commas; default: all.")]
-DimNames = Annotated[str | None, typer.Option("--dims", help="Names of time, rows, columns: time,lat,lon.")]
+DimNames = Annotated[
+    str | None, typer.Option("--dims", help="Names of time, rows, columns: time,lat,lon; - for one that is not there.")
+]
+Chosen = Annotated[
+    list[str] | None, typer.Option("--sel", help="Value of another dimension: depth=0; may be given several times.")
+]
+Each = Annotated[
+    str | None, typer.Option("--each", help="Other dimensions along which every index is a sample of its own: level.")
+]
 Domain = Annotated[str | None, typer.Option("--domain", help="Variable that is non-zero where the field exists.")]
 Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
 Window = Annotated[
@@ -84,13 +93,29 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",") if name.strip()) if text is not None else None
 
 
-def _dims(text: str | None) -> tuple[str, str, str] | None:
+def _dims(text: str | None) -> "Dims | None":
     names = _names(text)
     if names is None:
         return None
     if len(names) != 3:
-        raise InputError(f"--dims {text!r} must name three dimensions, such as --dims time,lat,lon")
-    return names[0], names[1], names[2]
+        raise InputError(
+            f"--dims {text!r} must name three dimensions, such as --dims time,lat,lon, with - for one that is not there"
+        )
+    time, rows, columns = (None if name == "-" else name for name in names)
+    return time, rows, columns
+
+
+def _sel(texts: list[str] | None) -> dict[str, float | str]:
+    chosen: dict[str, float | str] = {}
+    for text in [part for whole in texts or () for part in whole.split(",")]:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"--sel {text!r} must name a dimension and a value, such as --sel depth=0")
+        try:
+            chosen[name] = float(value)
+        except ValueError:
+            chosen[name] = value
+    return chosen
 
 
 def _settings(
@@ -162,6 +187,8 @@ def check(
     changes: Changes = None,
     dims: DimNames = None,
     domain: Domain = None,
+    sel: Chosen = None,
+    each: Each = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the exposure map here.")] = None,
     overwrite: Overwrite = False,
     seed: Seed = 0,
@@ -178,7 +205,14 @@ def check(
         check_output(output, data_kind(output), overwrite)
     settings = _settings("fast", window, crop, partition, None, None, inputs, log, changes)
     found = audit(
-        open_dataset(data), variables=_names(variables), dims=_dims(dims), domain=domain, seed=seed, settings=settings
+        open_dataset(data),
+        variables=_names(variables),
+        dims=_dims(dims),
+        domain=domain,
+        seed=seed,
+        settings=settings,
+        sel=_sel(sel),
+        each=_names(each) or (),
     )
     if output is not None:
         save_dataset(found.to_dataset(), output, overwrite)
@@ -204,6 +238,8 @@ def fit(
     changes: Changes = None,
     dims: DimNames = None,
     domain: Domain = None,
+    sel: Chosen = None,
+    each: Each = None,
     seed: Seed = 0,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Threads of torch; default: the fastest in a short test.")
@@ -231,6 +267,8 @@ def fit(
         variables=_names(variables),
         dims=_dims(dims),
         domain=domain,
+        sel=_sel(sel) or None,
+        each=_names(each) or (),
         settings=settings,
     )
     with folder.held() if team.first else nullcontext():
@@ -283,6 +321,11 @@ def fill(
     suffix: Annotated[
         str, typer.Option("--suffix", help="For data with a v_std of their own: _ff gives v_ff_std.")
     ] = "",
+    sel: Chosen = None,
+    each: Each = None,
+    domain: Annotated[
+        str | None, typer.Option("--domain", help="The domain outside the region that was fitted, a variable.")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -305,7 +348,22 @@ def fill(
     added = ff.added_bytes(ds, filler.model_.variables, members, budget, len(wanted))
     check_space(output, stored_bytes(ds, output, added))
     with showing_progress() as report:
-        filled = filler.fill(ds, members, seed, report, sampler, solver, weight, budget, workers, wanted, suffix)
+        filled = filler.fill(
+            ds,
+            members=members,
+            seed=seed,
+            report=report,
+            sampler=sampler,
+            solver=solver,
+            guidance=weight,
+            budget=budget,
+            workers=workers,
+            quantiles=wanted,
+            suffix=suffix,
+            sel=_sel(sel),
+            each=_names(each) or (),
+            domain=domain,
+        )
     save_dataset(filled, output, overwrite)
     flags = {
         name: filled[companions(filled, name)["flag"]].values for name in filler.model_.variables if name in filled

@@ -28,13 +28,13 @@ YEAR = 365.2425
 
 def static_maps(ds: xr.Dataset, axes: Axes, names: Sequence[str], periodic: tuple[bool, bool]) -> np.ndarray:
     """The maps among the inputs ``names``, (K, H, W) float32."""
-    shape = (ds.sizes[axes.y], ds.sizes[axes.x])
+    shape = axes.sizes(ds)[2:]
     maps: list[np.ndarray] = []
     for name in names:
         if name == COORDINATES:
             maps += _coordinates(shape, periodic)
         elif name != DAY_OF_YEAR:
-            maps.append(_map(ds, axes, name))
+            maps.append(_map(ds, axes, name).reshape(shape))
     return np.stack(maps).astype(np.float32) if maps else np.zeros((0, *shape), np.float32)
 
 
@@ -48,17 +48,18 @@ def _coordinates(shape: tuple[int, int], periodic: tuple[bool, bool]) -> list[np
 
 
 def _map(ds: xr.Dataset, axes: Axes, name: str) -> np.ndarray:
+    space = tuple(axis for axis in (axes.y, axes.x) if axis is not None)
     if name not in ds:
         raise InputError(
-            f"no variable '{name}' to use as an input; name one on ({axes.y}, {axes.x}), "
+            f"no variable '{name}' to use as an input; name one on ({', '.join(space)}), "
             f"or {COORDINATES}, or {DAY_OF_YEAR}"
         )
-    if set(ds[name].dims) != {axes.y, axes.x}:
+    if set(ds[name].dims) != set(space):
         raise InputError(
             f"the input '{name}' has the dimensions {', '.join(map(str, ds[name].dims))}; a map on "
-            f"({axes.y}, {axes.x}) is needed (a complete variable that changes in time belongs to the variables)"
+            f"({', '.join(space)}) is needed (a complete variable that changes in time belongs to the variables)"
         )
-    values = ds[name].transpose(axes.y, axes.x).values.astype(np.float64)
+    values = ds[name].transpose(*space).values.astype(np.float64)
     known = np.isfinite(values)
     if not known.any():
         raise InputError(f"the input '{name}' has no value at all; leave it out")
@@ -68,14 +69,27 @@ def _map(ds: xr.Dataset, axes: Axes, name: str) -> np.ndarray:
 def with_season(ds: xr.Dataset, axes: Axes) -> xr.Dataset:
     """``ds`` with the season as two more variables on its whole grid, views of one number a frame."""
     try:
-        day = ds[axes.time].dt.dayofyear.astype(np.float64) + ds[axes.time].dt.hour / 24
+        time = _time(ds, axes)
+        day = time.dt.dayofyear.astype(np.float64) + time.dt.hour / 24
     except (AttributeError, TypeError, KeyError):
         raise InputError(
-            f"the input {DAY_OF_YEAR} needs dates along '{axes.time}'; decode the times of the file or leave it out"
+            f"the input {DAY_OF_YEAR} needs dates along '{axes.time or 'time'}'; decode the times of the file or leave "
+            "it out"
         ) from None
     shape = tuple(ds.sizes[name] for name in axes.names)
     out = ds.copy()
     for name, wave in zip(SEASON, (np.sin, np.cos)):
-        line = wave(2 * np.pi * day.values / YEAR).astype(np.float32)[:, None, None]
+        line = wave(2 * np.pi * day.values / YEAR).astype(np.float32)
+        line = line.reshape(line.shape + (1,) * len([axis for axis in (axes.y, axes.x) if axis is not None]))
         out[name] = xr.DataArray(np.broadcast_to(line, shape), dims=axes.names)
     return out
+
+
+def _time(ds: xr.Dataset, axes: Axes) -> xr.DataArray:
+    """The times (T,) of the frames, or that of a single frame, which is a coordinate without a dimension."""
+    if axes.time is not None:
+        return ds[axes.time]
+    dates = [coord for coord in ds.coords.values() if coord.ndim == 0 and coord.dtype.kind == "M"]
+    if len(dates) != 1:
+        raise KeyError("time")
+    return dates[0]

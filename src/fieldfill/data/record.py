@@ -7,6 +7,9 @@ missing and stops here: everything above works with values and boolean masks, Tr
 * *observed*,
 * *missing*: inside the domain and not observed – what there is to fill.
 
+An axis that the data do not have is one of length 1 in the arrays. Rows and columns may be kept in another order than
+in the data set and with cells around it (`Record.arranged`), because a model wants its own order and crops of its size.
+
 A positive variable that spans decades, such as chlorophyll, may be read as its logarithm. If that is normal with mean m
 and standard deviation s, the variable has the median e^m, the quantiles e^(m + k s) and the standard deviation
 e^(m + s²/2) (e^(s²) - 1)^½.
@@ -14,7 +17,7 @@ e^(m + s²/2) (e^(s²) - 1)^½.
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,15 +25,14 @@ import numpy.typing as npt
 import xarray as xr
 from scipy.special import exprel
 
-from fieldfill.data.ancillary import FLAGS, KINDS, LEADING, attributes, earlier_fill, lists, without_earlier_fill
-from fieldfill.data.axes import Axes, find_axes, wraps_around
-from fieldfill.data.finite import Moments, check_filled, floating
+from fieldfill.data.ancillary import FLAGS, LEADING, attributes, lists, without_earlier_fill
+from fieldfill.data.axes import Axes, Dims, Selection, find_axes, selected, wraps_around
+from fieldfill.data.finite import check_filled, floating
+from fieldfill.data.survey import as_dataset, choose_variables, given_domain, scope, survey
 from fieldfill.errors import InputError
 
 __all__ = ["FLAGS", "Record", "open_record"]
 
-# Largest value of a variable: differences and a few standard deviations more are still finite.
-LARGEST = 1e307
 IN_MEMORY_BYTES = 2**30  # records up to this size are kept in memory, larger ones are read window by window
 
 
@@ -50,6 +52,11 @@ class Record:
         names of the variables that `read` gives as logarithms and `to_dataset` takes as such.
     replaced
         names of the variables of an earlier fill that were taken out of ``ds``, its filled values with them.
+    cells
+        which frames, rows and columns of ``ds`` the arrays hold, -1 for one that it does not have; None for all of them
+        in their order.
+    closed
+        what `periodic` is if rows or columns are arranged.
     """
 
     ds: xr.Dataset
@@ -61,17 +68,21 @@ class Record:
     std: np.ndarray
     logarithmic: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
+    cells: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    closed: tuple[bool, bool] = (False, False)
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        samples = 1 if self.axes.sample is None else self.ds.sizes[self.axes.sample]
-        grid = (self.ds.sizes[name] for name in (self.axes.time, self.axes.y, self.axes.x))
-        frames, rows, columns = grid
+        samples, frames, rows, columns = self.axes.sizes(self.ds)
+        if self.cells is not None:
+            frames, rows, columns = (len(own) for own in self.cells)
         return samples, len(self.variables), frames, rows, columns
 
     @property
     def periodic(self) -> tuple[bool, bool]:
         """Whether rows and columns close on themselves: marked by the attribute ``periodic``, or a full circle."""
+        if self.cells is not None:
+            return self.closed
         marked = tuple(
             name in self.ds.coords and bool(self.ds[name].attrs.get("periodic", 0))
             for name in (self.axes.y, self.axes.x)
@@ -88,20 +99,49 @@ class Record:
         self, sample: int, frames: slice, rows: np.ndarray | None = None, columns: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """A box of one sample, by default whole frames: values (C, T, H, W), NaN where missing, and observed."""
-        block: dict[str, int | slice | np.ndarray] = {self.axes.time: frames}
-        if self.axes.sample is not None:
-            block |= {self.axes.sample: sample}
-        inside = self.domain
-        if rows is not None and columns is not None:
-            block |= {self.axes.y: rows, self.axes.x: columns}
-            inside = inside[:, rows[:, None], columns]
-        order = self.axes.names[-3:]
-        parts = [self.ds[name].isel(block).transpose(*order).values for name in self.variables]
-        values = np.stack(parts).astype(np.float64)
+        chosen = (frames, slice(None) if rows is None else rows, slice(None) if columns is None else columns)
+        taken = [own[part] for own, part in zip(self._cells, chosen)]
+        held = [np.flatnonzero(part >= 0) for part in taken]
+        names = (self.axes.time, self.axes.y, self.axes.x)
+        block: dict[str, int | slice | np.ndarray] = {**self.axes.sample_of(self.ds, sample)}
+        block |= {name: _run(part[kept]) for name, part, kept in zip(names, taken, held) if name is not None}
+        parts = [self.ds[name].isel(block).transpose(..., *self.axes.grid).values for name in self.variables]
+        values = np.stack([part.reshape([len(kept) for kept in held]) for part in parts]).astype(np.float64)
+        if any(len(kept) < len(part) for kept, part in zip(held, taken)):
+            around = np.full((len(values), *map(len, taken)), np.nan)
+            around[np.ix_(range(len(values)), *held)] = values
+            values = around
+        inside = self.domain[:, chosen[1]][:, :, chosen[2]]
         observed = np.isfinite(values) & inside[:, None]
         logarithmic = np.isin(self.variables, self.logarithmic)[:, None, None, None]
         np.log(values, out=values, where=observed & logarithmic)
         return np.where(observed, values, np.nan), observed
+
+    @property
+    def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if self.cells is not None:
+            return self.cells
+        _, frames, rows, columns = self.axes.sizes(self.ds)
+        return np.arange(frames), np.arange(rows), np.arange(columns)
+
+    def arranged(self, cells: tuple[np.ndarray, np.ndarray, np.ndarray], closed: tuple[bool, bool]) -> "Record":
+        """The same data in other arrays: of the frames, rows and columns ``cells``, -1 for one without any data.
+
+        Cells without data are outside the domain. ``closed`` are the axes of space that then close on themselves.
+        """
+        assert self.cells is None, "a record is arranged once"
+        known = (cells[1] >= 0)[:, None] & (cells[2] >= 0)
+        maps = [part[:, cells[1]][:, :, cells[2]] * known for part in (self.domain, self.counts)]
+        return replace(self, domain=maps[0], counts=maps[1], cells=cells, closed=closed)
+
+    def _as_stored(self, array: np.ndarray, axes: Sequence[int] = (-3, -2, -1)) -> np.ndarray:
+        """The cells (..., T, H, W), or other ``axes`` of these, of arrays as the data set has them."""
+        for axis, own in zip(axes, self._cells[-len(axes) :]):
+            places = np.flatnonzero(own >= 0)
+            order = places[np.argsort(own[places])]
+            if not np.array_equal(order, np.arange(array.shape[axis])):
+                array = array.take(order, axis)
+        return array
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """The whole record: values and observed (S, C, T, H, W)."""
@@ -113,7 +153,7 @@ class Record:
         """The data set with NaN wherever ``seen`` (S, C, T, H, W) is False."""
         out = self.ds.copy()
         for c, name in enumerate(self.variables):
-            canonical = self.ds[name].transpose(*self.axes.names)
+            canonical = self.axes.canonical(self.ds[name])
             values = np.where(seen[:, c].reshape(canonical.shape), canonical.values, np.nan).astype(canonical.dtype)
             out[name] = canonical.copy(data=values).transpose(*self.ds[name].dims)
         return out
@@ -159,6 +199,12 @@ class Record:
         suffix
             what the names of new variables have after that of the variable, see `fieldfill.data.ancillary`.
         """
+        unsupported = np.zeros(self.shape, bool) if unsupported is None else np.broadcast_to(unsupported, self.shape)
+        if self.cells is not None:
+            parts = [part if part is None else self._as_stored(part) for part in (filled, std, unsupported, members)]
+            shares = None if budget is None else {name: self._as_stored(part) for name, part in budget.items()}
+            plain = replace(self, cells=None, domain=self._as_stored(self.domain, (-2, -1)))
+            return plain.to_dataset(*parts, shares, quantiles, history, suffix)
         wanted = {
             "std": std is not None,
             "quantile": std is not None and bool(quantiles),
@@ -170,9 +216,6 @@ class Record:
         self.check_names(kinds, suffix)
         leading = {kind: f"{dim}{suffix}" for kind, dim in LEADING.items()}
         out = self.ds.copy()
-        if unsupported is None:
-            unsupported = np.zeros((1, 1, 1, 1, 1), bool)
-        unsupported = np.broadcast_to(unsupported, self.shape)
         for c, name in enumerate(self.variables):
             original, gaps = self.ds[name], _Gaps(self, c)
             names = {kind: f"{name}{suffix}_{kind}" for kind in kinds}
@@ -231,7 +274,7 @@ class _Gaps:
     def __init__(self, record: Record, c: int) -> None:
         self.name = name = record.variables[c]
         self.original = record.ds[name]
-        self.canonical = self.original.transpose(*record.axes.names)
+        self.canonical = record.axes.canonical(self.original)
         self.observations = self.canonical.values.reshape(np.delete(record.shape, 1))
         self.inside = np.broadcast_to(record.domain[c], self.observations.shape)
         self.observed = np.isfinite(self.observations) & self.inside
@@ -270,12 +313,21 @@ class _Gaps:
         return placed
 
 
+def _run(cells: np.ndarray) -> slice | np.ndarray:
+    """Numbers of cells as an index: a slice if they are consecutive, which files read faster."""
+    if len(cells) and (np.diff(cells) == 1).all():
+        return slice(int(cells[0]), int(cells[-1]) + 1)
+    return cells
+
+
 def open_record(
     data: xr.Dataset | xr.DataArray,
     variables: Sequence[str] | None = None,
-    dims: tuple[str, str, str] | None = None,
+    dims: Dims | None = None,
     domain: str | xr.DataArray | np.ndarray | None = None,
     log: Sequence[str] = (),
+    sel: Selection | None = None,
+    each: str | Sequence[str] = (),
 ) -> Record:
     """Finds axes, variables and domain of a data set and checks, in one pass, that there is something to learn from.
 
@@ -286,148 +338,41 @@ def open_record(
     variables
         Names of the variables to fill; by default every floating-point variable on (time, y, x).
     dims
-        Names of the time, row and column dimensions, when they cannot be found by CF metadata or usual names.
+        Names of the time, row and column dimensions, when they cannot be found by CF metadata or usual names; None
+        for one that the data do not have.
     domain
         Where the field exists: the name of a variable in ``data`` (non-zero = inside) or an (H, W) or (C, H, W)
-        array. Without it, cells that are never observed in the whole record are outside.
+        array. Without it, cells that are never observed in the whole record are outside, or none of a single frame.
     log
         Names of the variables that are read as their logarithm; they must be positive.
+    sel
+        Values at which other dimensions are cut, such as ``{"depth": 0}``; the record has only these, in dimensions of
+        length 1.
+    each
+        Name or names of other dimensions along which every index is an independent sample.
     """
-    ds = as_dataset(data)
-    axes = find_axes(ds, dims)
+    ds = selected(as_dataset(data), sel or {})
+    axes = find_axes(scope(ds, variables), dims, each)
     names = choose_variables(ds, axes, variables, domain if isinstance(domain, str) else None)
     for name in log:
         if name not in names:
             raise InputError(f"log: '{name}' is none of the variables to fill ({', '.join(names)})")
-    if ds.sizes[axes.time] < 2:
-        raise InputError(f"the record has a single frame along '{axes.time}'; a sequence of two or more is needed")
     ds, replaced = without_earlier_fill(ds, names)
     size = sum(ds[name].nbytes for name in names)
     if size <= IN_MEMORY_BYTES:
         ds = ds.assign({name: ds[name].load() for name in names})
-    surveys = [_survey(ds[name], name, axes, name in log) for name in names]
-    counts = np.stack([survey.counts for survey in surveys])
+    found = [survey(ds, name, axes, name in log) for name in names]
+    counts = np.stack([part.counts for part in found])
     ever = counts > 0
-    inside = ever if domain is None else _given_domain(ds, axes, domain, len(names))
+    if domain is not None:
+        inside = given_domain(ds, axes, domain, len(names))
+    else:
+        # Of a single frame, a gap does not show that the field does not exist there.
+        inside = ever if np.prod(axes.sizes(ds)[:2]) > 1 else np.ones_like(ever)
     for c, name in enumerate(names):
         if not (ever[c] & inside[c]).any():
             where = "" if domain is None else " inside the given domain"
             raise InputError(f"variable '{name}' has no observed value{where}; leave it out or check the file")
-    mean = np.array([survey.mean for survey in surveys])
-    std = np.array([survey.std for survey in surveys])
+    mean = np.array([part.mean for part in found])
+    std = np.array([part.std for part in found])
     return Record(ds, names, axes, inside, counts, mean, std, tuple(log), replaced)
-
-
-def as_dataset(data: xr.Dataset | xr.DataArray) -> xr.Dataset:
-    if isinstance(data, xr.DataArray):
-        return data.to_dataset(name=data.name or "field")
-    if not isinstance(data, xr.Dataset):
-        raise InputError(f"data is a {type(data).__name__}; give an xarray Dataset or DataArray (NaN = missing)")
-    return data
-
-
-def choose_variables(
-    ds: xr.Dataset, axes: Axes, variables: Sequence[str] | None, domain_name: str | None
-) -> tuple[str, ...]:
-    if variables is None:
-        derived = _derived(ds)
-        chosen = tuple(
-            str(name)
-            for name, variable in ds.data_vars.items()
-            if set(variable.dims) == set(axes.names)
-            and variable.dtype.kind == "f"
-            and name != domain_name
-            and name not in derived
-        )
-        if not chosen:
-            raise InputError(
-                f"no floating-point variable has exactly the dimensions {', '.join(axes.names)}; "
-                "name the variables, and select a level or member first if there is one"
-            )
-        return chosen
-    if len(variables) == 0:
-        raise InputError("no variable was named; give at least one, or none at all for every variable")
-    for name in variables:
-        if name not in ds.data_vars:
-            raise InputError(f"no variable '{name}' in the data (it has {', '.join(map(str, ds.data_vars))})")
-        if set(ds[name].dims) != set(axes.names):
-            raise InputError(
-                f"variable '{name}' has the dimensions {', '.join(map(str, ds[name].dims))}, "
-                f"needed are {', '.join(axes.names)}; select a level or member first"
-            )
-        if ds[name].dtype.kind != "f":
-            raise InputError(f"variable '{name}' is {ds[name].dtype}, which cannot be missing; convert it to float")
-    return tuple(variables)
-
-
-def _derived(ds: xr.Dataset) -> set[str]:
-    """Variables that are an uncertainty, flag, member or the like of another one."""
-    by_name = {f"{name}_{kind}" for name in ds.variables for kind in KINDS}
-    return by_name.union(*(earlier_fill(ds, name) for name in ds.data_vars if isinstance(name, str)))
-
-
-@dataclass
-class _Survey:
-    counts: np.ndarray
-    mean: float
-    std: float
-
-
-def _survey(variable: xr.DataArray, name: str, axes: Axes, logarithmic: bool) -> _Survey:
-    """One pass over a variable, a slab of frames at a time, so that a record larger than memory can be surveyed."""
-    canonical = variable.transpose(*axes.names)
-    if axes.sample is None:
-        canonical = canonical.expand_dims("sample")
-    samples, frames, rows, columns = canonical.shape
-    slab = max(1, int(64e6 // (rows * columns * 8)))
-    counts = np.zeros((rows, columns), np.int64)
-    moments = Moments()
-    for sample in range(samples):
-        for start in range(0, frames, slab):
-            values = canonical[sample, start : start + slab].values.astype(np.float64)
-            if np.isinf(values).any():
-                where = _first(np.isinf(values), start)
-                raise InputError(
-                    f"variable '{name}' has infinite values, the first at {where}; set them to NaN if they mean missing"
-                )
-            if logarithmic:
-                if (values <= 0).any():
-                    where, least = _first(values <= 0, start), np.nanmin(values)
-                    raise InputError(
-                        f"variable '{name}' has values without a logarithm, such as {least:g}, the first at {where}; "
-                        "set them to NaN if they mean missing, or leave it out of log"
-                    )
-                values = np.log(values)
-            elif (large := np.abs(values) > LARGEST).any():
-                raise InputError(
-                    f"variable '{name}' has values up to {np.nanmax(np.abs(values)):g}, the first at "
-                    f"{_first(large, start)}; set them to NaN if they mean missing, or divide it by a power of ten"
-                )
-            observed = np.isfinite(values)
-            counts += observed.sum(axis=0)
-            moments.add(values[observed])
-    return _Survey(counts, moments.mean, moments.scale)
-
-
-def _first(where: np.ndarray, start: int) -> str:
-    """Place of the first True of (T, H, W) frames that begin with ``start``."""
-    frame, row, column = (int(i) for i in np.argwhere(where)[0])
-    return f"frame {start + frame}, row {row}, column {column}"
-
-
-def _given_domain(ds: xr.Dataset, axes: Axes, domain: str | xr.DataArray | np.ndarray, count: int) -> np.ndarray:
-    if isinstance(domain, str):
-        if domain not in ds:
-            raise InputError(f"no variable '{domain}' to take the domain from; name one of {', '.join(map(str, ds))}")
-        domain = ds[domain]
-    if isinstance(domain, xr.DataArray):
-        extra = [str(name) for name in domain.dims if name not in (axes.y, axes.x)]
-        if extra:
-            raise InputError(f"the domain has the dimension {extra[0]}; it must be a map on ({axes.y}, {axes.x})")
-        domain = domain.transpose(axes.y, axes.x).values
-    array = np.asarray(domain)
-    inside = np.isfinite(array) & (array != 0) if array.dtype.kind == "f" else array.astype(bool)
-    shape = (count, ds.sizes[axes.y], ds.sizes[axes.x])
-    if inside.shape not in (shape, shape[1:]):
-        raise InputError(f"the domain has the shape {inside.shape}, the grid has {shape[1:]}; they must agree")
-    return np.broadcast_to(inside, shape).copy()

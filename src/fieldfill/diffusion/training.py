@@ -295,7 +295,7 @@ class Training:
         for part, (drawn, starts) in enumerate(self.drawn(self.step)):
             tensors = (drawn.t, drawn.x, drawn.noise, drawn.context, drawn.query, drawn.maps)
             with self._using(self.shared) as denoiser, self.team.exchanging(self.shared, part == self.parts - 1):
-                losses, counts = matching_losses(denoiser, *tensors, self._cut(starts), drawn.first)
+                losses, counts = matching_losses(denoiser, *tensors, self._cut(starts), first=drawn.first)
                 losses.sum().backward()
             total, counted = total + losses.sum().item(), counted + counts.sum().item()
         total, counted = self.team.sum(total, counted)

@@ -57,15 +57,17 @@ class Check:
     def to_dataset(self) -> xr.Dataset:
         """Exposure and unsupported cells of each variable on the grid of the data."""
         axes, ds = self.record.axes, self.record.ds
-        coords = {name: ds[name] for name in (axes.y, axes.x) if name in ds.coords}
+        space = [name for name in (axes.y, axes.x) if name is not None]
+        sizes = [ds.sizes[name] for name in space]
+        coords = {name: ds[name] for name in space if name in ds.coords}
         out = xr.Dataset(coords=coords, attrs={"partition": self.partition, "verdict": self.audit.verdict})
         for c, name in enumerate(self.record.variables):
             text = {
                 "long_name": f"probability that a cell of {name} outside the context is queried",
                 "units": "1",
             }
-            out[f"{name}_exposure"] = ((axes.y, axes.x), self.audit.per_cell[c].numpy(), text)
-            out[f"{name}_unsupported"] = ((axes.y, axes.x), self.audit.unsupported[c].numpy())
+            out[f"{name}_exposure"] = (space, self.audit.per_cell[c].numpy().reshape(sizes), text)
+            out[f"{name}_unsupported"] = (space, self.audit.unsupported[c].numpy().reshape(sizes))
         return out
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fieldfill.config import Settings
+from fieldfill.data.axes import Dims
 from fieldfill.data.grid import Grid
 from fieldfill.data.inputs import DAY_OF_YEAR, SEASON
 from fieldfill.errors import InputError
@@ -101,7 +102,9 @@ class Description(BaseModel):
     config: Settings
     seed: int
     variables: Annotated[tuple[str, ...], Len(1)]
-    dims: tuple[str, str, str] | None
+    dims: Dims | None
+    sel: dict[str, float | str] = {}
+    each: tuple[str, ...] = ()
     grid: Grid
     crop: tuple[Annotated[int, Ge(1)], Annotated[int, Ge(1)], Annotated[int, Ge(1)]]
     partition: str

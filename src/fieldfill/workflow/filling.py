@@ -1,8 +1,9 @@
 """The steps of `fill`, in order: crops, estimates, blend, members, and back to the data set."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 
 import numpy as np
@@ -11,11 +12,13 @@ import xarray as xr
 
 from fieldfill.config import simulator_of
 from fieldfill.data.ancillary import check_suffix
+from fieldfill.data.axes import Selection
 from fieldfill.data.crops import Crops
 from fieldfill.data.finite import floating
 from fieldfill.data.inputs import SEASON
 from fieldfill.data.record import Record
-from fieldfill.errors import InputError
+from fieldfill.data.survey import as_dataset
+from fieldfill.errors import InputError, InputWarning
 from fieldfill.execution.blocks import filled_frames
 from fieldfill.sampling.contexts import density_matched
 from fieldfill.sampling.equations import Steering
@@ -25,7 +28,7 @@ from fieldfill.seeds import stream
 from fieldfill.stages import Report, Stages
 from fieldfill.uncertainty.budget import Budget
 from fieldfill.workflow.model import CropEstimates, Model
-from fieldfill.workflow.opening import Source, open_source
+from fieldfill.workflow.opening import DomainLike, Source, open_source
 
 __all__ = ["PARTS", "FillRequest", "fill_data"]
 
@@ -45,6 +48,9 @@ class FillRequest:
     workers: int = 1
     quantiles: tuple[float, ...] = ()
     suffix: str = ""
+    sel: Selection | None = None
+    each: str | tuple[str, ...] = ()
+    domain: DomainLike = None
 
     def __post_init__(self) -> None:
         if self.members < 0:
@@ -83,9 +89,9 @@ def fill_data(
     """The data set with its gaps filled by a model."""
     stages = Stages(report)
     stages.begin("opening")
-    model.grid.check(ds, model.dims)
-    record = open_source(Source(ds, model.variables, model.dims, model.domain.numpy()), model.config)
+    record = open_source(_source(model, as_dataset(ds), request), model.config)
     record.check_names(request.kinds, request.suffix)
+    model, record = _placed(model, record, request.domain is not None)
     crops = Crops(record, model.normaliser, model.shape, maps=model.maps)
     with _solvable():
         result = _Result(model, crops, request)
@@ -96,6 +102,41 @@ def fill_data(
             stages.begin("members")
         result.draw()
     return result.to_dataset()
+
+
+def _source(model: Model, ds: xr.Dataset, request: FillRequest) -> Source:
+    """The data, opened like those that the model was fitted on as far as they have the same dimensions."""
+    sel = {name: value for name, value in model.sel.items() if name in ds.dims}
+    sel |= request.sel or {}
+    asked = (request.each,) if isinstance(request.each, str) else request.each
+    each = tuple(dict.fromkeys((*(name for name in model.each if name in ds.dims), *asked)))
+    dims = model.dims
+    if dims is not None and dims[0] not in ds.dims:  # a single frame without its time
+        dims = (None, *dims[1:])
+    sel = {name: value for name, value in sel.items() if name not in asked}
+    each = tuple(name for name in each if name not in (request.sel or {}))
+    return Source(ds, model.variables, dims, request.domain, sel, each)
+
+
+def _placed(model: Model, record: Record, given: bool) -> tuple[Model, Record]:
+    """The model on the cells of the record, and the record with the domain of the model where that was fitted.
+
+    Beyond, the field exists where a ``given`` domain says so. Without one it exists everywhere if it does so in the
+    fitted grid, and otherwise in the cells that were ever observed.
+    """
+    placement = model.grid.place(record, model.shape)
+    everywhere = model.domain.flatten(1).all(1).numpy()[:, None, None]
+    own = record.domain if given else (record.counts > 0) | everywhere
+    record = placement.arrange(replace(record, domain=own))
+    domain = np.where(placement.beyond, record.domain, placement.cut(model.domain.numpy()) & placement.held)
+    held, beyond = placement.held, placement.held & placement.beyond
+    if beyond.any():
+        text = (
+            f"{beyond.sum() / held.sum():.0%} of the cells lie outside the grid that the model was fitted on; there it "
+            "goes by the nearest fitted cell, and what it fills is flagged 2"
+        )
+        warnings.warn(text, InputWarning, stacklevel=3)
+    return model.placed(placement, domain), replace(record, domain=domain)
 
 
 class _Result:

@@ -104,11 +104,14 @@ def _fit(
         "calibration": spread.summary,
         "audit": {key: summary(value) for key, value in audits.items()},
     }
+    sel = source.sel or {}
     return Model(
         config=settings,
         seed=seed,
         variables=record.variables,
         dims=source.dims,
+        sel={name: value if isinstance(value, str | float) else str(value) for name, value in sel.items()},
+        each=record.axes.each,
         grid=Grid.of(record),
         shape=crops.shape,
         normaliser=crops.normaliser,

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -20,8 +20,9 @@ from safetensors.torch import save as write_tensors
 from torch import Generator, Tensor
 
 from fieldfill.config import Settings, build_denoiser, build_partition
+from fieldfill.data.axes import Dims
 from fieldfill.data.crops import Batch, Crops, Place
-from fieldfill.data.grid import Grid
+from fieldfill.data.grid import Grid, Placement
 from fieldfill.data.inputs import SEASON
 from fieldfill.data.kinds import FolderKind
 from fieldfill.data.outputs import check_output, replacing
@@ -57,6 +58,8 @@ class Model:
         (N, C, T, H, W) bool, observation masks that the partition may draw from.
     shape
         frames, rows and columns of a crop.
+    dims, sel, each
+        how the axes are found, see `fieldfill.data.record.open_record`.
     domain, unsupported
         (C, H, W) bool: where the field exists; where the data could not teach it.
     maps
@@ -72,7 +75,9 @@ class Model:
     config: Settings
     seed: int
     variables: tuple[str, ...]
-    dims: tuple[str, str, str] | None
+    dims: Dims | None
+    sel: dict[str, float | str]
+    each: tuple[str, ...]
     grid: Grid
     shape: tuple[int, int, int]
     normaliser: Normaliser
@@ -143,6 +148,34 @@ class Model:
             gap = torch.zeros_like(gap)  # the same context twice, but not the same noise
         return Budget.split(std**2, chance.numpy(), gap.numpy())
 
+    def placed(self, placement: Placement, domain: np.ndarray) -> "Model":
+        """The model on the cells of a record with a ``domain`` (C, H, W): everything that belongs to a place is moved.
+
+        Beyond the fitted grid a cell has what the nearest fitted cell has, and no support.
+        """
+        if placement.same:
+            return self
+        statistics = [
+            placement.cut(part) if part.shape[1:] == self.domain.shape[1:] else part
+            for part in (self.normaliser.mean, self.normaliser.std)
+        ]
+        inside = torch.from_numpy(domain)
+        maps, unsupported, exposure = (
+            torch.from_numpy(placement.cut(part.numpy())) for part in (self.maps, self.unsupported, self.exposure)
+        )
+        if not self.domain.all():
+            maps[: len(inside)] = inside.float()  # as `fieldfill.config.static_features` begins
+        beyond = torch.from_numpy(placement.beyond)
+        return replace(
+            self,
+            grid=placement.grid,
+            normaliser=Normaliser(*statistics),
+            domain=inside,
+            maps=maps,
+            unsupported=unsupported | beyond,
+            exposure=exposure.masked_fill(beyond, 0),
+        )
+
     @property
     def own_variables(self) -> tuple[str, ...]:
         """The variables of the data, without the season that was added to them."""
@@ -195,6 +228,8 @@ class Model:
             "seed": self.seed,
             "variables": self.variables,
             "dims": self.dims,
+            "sel": self.sel,
+            "each": self.each,
             "grid": asdict(self.grid),
             "crop": self.shape,
             "partition": self.partition_name,
@@ -240,6 +275,8 @@ class Model:
             seed=description.seed,
             variables=description.variables,
             dims=description.dims,
+            sel=description.sel,
+            each=description.each,
             grid=grid,
             shape=description.crop,
             normaliser=Normaliser(tensors["normaliser.mean"].numpy(), tensors["normaliser.std"].numpy()),

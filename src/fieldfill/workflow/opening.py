@@ -1,6 +1,7 @@
 """Opening of data for a model: the record with its inputs, and its crops with held-out cells."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -9,18 +10,19 @@ import numpy as np
 import torch
 import xarray as xr
 
-from fieldfill.config import Settings
-from fieldfill.data.axes import find_axes
+from fieldfill.config import LEAST_CROP, Settings
+from fieldfill.data.axes import Dims, Selection, find_axes, selected
 from fieldfill.data.crops import Crops
 from fieldfill.data.holdout import hold_out
 from fieldfill.data.inputs import DAY_OF_YEAR, SEASON, static_maps, with_season
-from fieldfill.data.record import Record, as_dataset, open_record
+from fieldfill.data.record import Record, open_record
+from fieldfill.data.survey import as_dataset, scope
 from fieldfill.data.transforms import Normaliser
+from fieldfill.errors import InputWarning
 from fieldfill.seeds import stream
 
-__all__ = ["Dims", "DomainLike", "Source", "crop_reason", "crop_shape", "given_maps", "open_crops", "open_source"]
+__all__ = ["DomainLike", "Source", "crop_reason", "crop_shape", "given_maps", "open_crops", "open_source"]
 
-Dims: TypeAlias = tuple[str, str, str]
 DomainLike: TypeAlias = str | xr.DataArray | np.ndarray | None
 
 # Frames of a crop of a long record.
@@ -32,28 +34,32 @@ SHORT_RECORD = 12
 USUAL_CELLS = 64
 # Share of the cells observed from which on a crop has that size.
 DENSE = 0.5
+# Crops along the longer side of a record that is a single frame, at least.
+SIDE_BY_SIDE = 3
 # Cells (C · T · H · W) of a crop at most, which bounds the cost of a step.
 MOST_CELLS = 2**19
 
 
 @dataclass(frozen=True)
 class Source:
-    """Data to learn from or to fill: the data set, and how its variables, axes and domain are found."""
+    """Data to learn from or to fill, and how variables, axes and domain are found; see `open_record`."""
 
     ds: xr.Dataset | xr.DataArray
     variables: Sequence[str] | None = None
     dims: Dims | None = None
     domain: DomainLike = None
+    sel: Selection | None = None
+    each: str | Sequence[str] = ()
 
 
 def open_source(source: Source, settings: Settings) -> Record:
     """The record of a source, with the season beside the other variables if it is an input."""
-    ds, variables = source.ds, source.variables
+    ds, variables = selected(as_dataset(source.ds), source.sel or {}), source.variables
     if DAY_OF_YEAR in settings.inputs:
-        whole = as_dataset(ds)
-        ds = with_season(whole, find_axes(whole, source.dims))
-        variables = variables if variables is None else (*(name for name in variables if name not in SEASON), *SEASON)
-    return open_record(ds, variables, source.dims, source.domain, settings.log)
+        own = None if variables is None else tuple(name for name in variables if name not in SEASON)
+        ds = with_season(ds, find_axes(scope(ds, own), source.dims, source.each))
+        variables = None if own is None else (*own, *SEASON)
+    return open_record(ds, variables, source.dims, source.domain, settings.log, each=source.each)
 
 
 def crop_shape(record: Record, settings: Settings) -> tuple[int, int, int]:
@@ -63,6 +69,8 @@ def crop_shape(record: Record, settings: Settings) -> tuple[int, int, int]:
     if settings.crop is not None:
         return length, min(settings.crop, rows), min(settings.crop, columns)
     wanted = round(USUAL_CELLS * max(1.0, DENSE / max(record.coverage, 1e-3)))
+    if record.shape[0] * frames == 1:  # what there is to learn from lies side by side
+        wanted = min(wanted, max(LEAST_CROP, max(rows, columns) // SIDE_BY_SIDE))
     plane = MOST_CELLS // (variables * length)
     # The shorter axis first: what it does not need is left to the longer one.
     shorter = min(rows, columns, wanted, max(USUAL_CELLS, math.isqrt(plane)))
@@ -86,6 +94,9 @@ def crop_reason(crops: Crops, settings: Settings) -> str:
 def open_crops(source: Source, settings: Settings, seed: int) -> Crops:
     """The crops of a source, of which some observed cells are held out for validation."""
     record = open_source(source, settings)
+    if source.domain is None and record.shape[0] * record.shape[2] == 1:
+        text = "a single frame does not show where the field exists: all of its gaps count as missing"
+        warnings.warn(f"{text}; give a domain (--domain) if some of them are none", InputWarning, stacklevel=2)
     crops = Crops(record, Normaliser(record.mean, record.std), crop_shape(record, settings))
     crops.held = hold_out(crops, settings.hold_out, stream(seed, "hold-out"), settings.validation)
     return crops
