@@ -11,6 +11,10 @@ from conftest import crops_of, gappy_record, seeded
 from fieldfill.data.crops import Crops
 from fieldfill.data.transforms import Normaliser
 from fieldfill.estimators.climatology import ClimatologySettings, learn_normaliser, least_missed
+from fieldfill.estimators.gaussian.estimator import Gaussian
+from fieldfill.estimators.gaussian.field import LearntField
+from fieldfill.estimators.gaussian.learning import GaussianSettings
+from fieldfill.stages import Stages
 
 FRAMES, SIDE = 120, 16
 
@@ -25,7 +29,7 @@ def noise(seed: int = 1) -> np.ndarray:
 
 def test_a_stationary_field_keeps_one_number() -> None:
     crops = held_crops(5 + 2 * noise())
-    found = learn_normaliser(crops, seeded())
+    found = learn_normaliser(crops, seeded())[0]
     assert found.mean == pytest.approx(np.broadcast_to(found.mean.flat[0], found.mean.shape))
     assert found.std == pytest.approx(np.broadcast_to(found.std.flat[0], found.std.shape))
     assert found.mean.flat[0] == pytest.approx(5, abs=0.1) and found.std.flat[0] == pytest.approx(2, rel=0.05)
@@ -33,40 +37,40 @@ def test_a_stationary_field_keeps_one_number() -> None:
 
 def test_a_gradient_in_the_mean_is_found() -> None:
     true = np.linspace(-10, 10, SIDE)[:, None] + np.zeros(SIDE)
-    found = learn_normaliser(held_crops(true + noise()), seeded())
+    found = learn_normaliser(held_crops(true + noise()), seeded())[0]
     assert np.abs(found.mean[0] - true).mean() < 0.25
     assert found.std.mean() == pytest.approx(1, rel=0.1)
 
 
 def test_a_spread_of_its_own_is_found() -> None:
     true = np.where(np.arange(SIDE) < SIDE // 2, 0.3, 3.0)[:, None] * np.ones(SIDE)
-    found = learn_normaliser(held_crops(true * noise()), seeded())
+    found = learn_normaliser(held_crops(true * noise()), seeded())[0]
     assert np.abs(np.log(found.std[0] / true)).mean() < 0.15
 
 
 def test_a_sparse_record_is_smoothed_rather_than_believed() -> None:
     true = 3 * np.sin(np.arange(SIDE) / 5)[:, None] + np.zeros(SIDE)
-    found = learn_normaliser(held_crops(true + noise(), share=0.03), seeded())
+    found = learn_normaliser(held_crops(true + noise(), share=0.03), seeded())[0]
     assert np.abs(found.mean[0] - true).mean() < 0.45  # a mean of three or four values is off by half a unit
 
 
 def test_held_out_cells_do_not_enter() -> None:
     values = 10 * np.linspace(-1, 1, SIDE)[:, None] + noise()
     crops = held_crops(values)
-    before = learn_normaliser(crops, seeded())
+    before = learn_normaliser(crops, seeded())[0]
     (_, frame, _, _), mask = crops.held.places[0], crops.held.masks[0][0].numpy()
     changed = crops.record.ds.copy(deep=True)
     changed.v.values[frame : frame + 4][mask] += 0.01  # so little that the choice of smoothing stays
     other = Crops(replace(crops.record, ds=changed), crops.normaliser, crops.shape, crops.held)
     assert not torch.equal(other.at(crops.held.places[0])[0], crops.at(crops.held.places[0])[0])
-    after = learn_normaliser(other, seeded())
+    after = learn_normaliser(other, seeded())[0]
     assert np.array_equal(before.mean, after.mean)
 
 
 def test_unitless_values_go_back_to_what_they_were() -> None:
     values = np.linspace(-10, 10, SIDE)[:, None] + noise()
     crops = held_crops(values)
-    crops.normalise(learn_normaliser(crops, seeded()))
+    crops.normalise(learn_normaliser(crops, seeded())[0])
     x, observed = crops.at((0, 7, 0, 0))
     back = crops.normaliser.to_values(x.numpy())[0]
     assert back[observed[0].numpy()] == pytest.approx(values[7:11][observed[0].numpy()], abs=1e-4)
@@ -80,6 +84,16 @@ def land_and_sea() -> tuple[Crops, np.ndarray, np.ndarray]:
     return held_crops(mean + std * field / field.std(), share=0.3), mean, std
 
 
+def chosen(crops: Crops, options: list[Normaliser], weight: torch.Tensor | None = None) -> Normaliser:
+    """The better of two normalisers by Gaussian fields that are learnt briefly."""
+    weight = torch.ones(1, SIDE, SIDE) if weight is None else weight
+    brief = GaussianSettings(rounds=2, memory_parts=(), pattern_rounds=0)
+    gaussian = Gaussian(LearntField(1, crops.length, crops.shape[1:], crops.periodic), brief)
+    number, learnt = least_missed(crops, options, seeded(), ClimatologySettings(), Stages(), weight, gaussian)
+    assert "gaussian" in learnt
+    return options[number]
+
+
 @pytest.mark.parametrize("wrong", ["noise in the mean", "no maps"])
 def test_maps_that_interpolate_badly_give_way_to_better_ones(wrong: str) -> None:
     """Noise in a map stays the same in every frame; a covariance takes it for a field."""
@@ -88,12 +102,24 @@ def test_maps_that_interpolate_badly_give_way_to_better_ones(wrong: str) -> None
     noisy = Normaliser(mean + std * np.random.default_rng(1).standard_normal(mean.shape), std)
     flat = Normaliser(own.mean[:, None, None], own.std[:, None, None])
     bad = noisy if wrong == "noise in the mean" else flat
-    assert least_missed(crops, [bad, good, flat], seeded(), ClimatologySettings()) is good
-    assert least_missed(crops, [good, bad, flat], seeded(), ClimatologySettings()) is good
+    assert chosen(crops, [bad, good, flat]) is good
+    assert chosen(crops, [good, bad, flat]) is good
     assert crops.normaliser is own
 
 
 def test_maps_that_interpolate_hardly_better_do_not_win() -> None:
     crops, mean, std = land_and_sea()
     slightly = Normaliser(mean + 0.03 * np.random.default_rng(1).standard_normal(mean.shape), std)
-    assert least_missed(crops, [slightly, Normaliser(mean, std)], seeded(), ClimatologySettings()) is slightly
+    assert chosen(crops, [slightly, Normaliser(mean, std)]) is slightly
+
+
+def test_cells_that_are_often_missing_decide() -> None:
+    """A map is wrong where little was seen, and right where much was: the gaps lie in the first kind of cell."""
+    crops, mean, std = land_and_sea()
+    own, rare = crops.normaliser, torch.ones(1, SIDE, SIDE)
+    rare[:, SIDE // 2 :] = 0
+    wrong_on_land = Normaliser(np.where(rare.numpy() > 0, mean + 2 * std, mean), std)
+    right = Normaliser(mean, std)
+    assert chosen(crops, [wrong_on_land, right], rare) is right
+    assert chosen(crops, [wrong_on_land, Normaliser(mean + 0.001, std)], 1 - rare) is wrong_on_land
+    assert crops.normaliser is own

@@ -267,13 +267,17 @@ class Crops:
         observed = observed & ~self.held.within((sample, start, 0, 0), observed, axes)
         return self._in_units(x, observed, self._shift, self._scale), observed
 
-    def slabs(self, count: int, generator: Generator) -> list[tuple[int, int, int]]:
-        """(sample, start, stop) of stretches in time that fit into memory as whole frames, about ``count`` frames."""
+    def slabs(self, count: int, parts: int, generator: Generator) -> list[tuple[int, int, int]]:
+        """(sample, start, stop) of stretches in time that fit into memory as whole frames, about ``count`` frames.
+
+        They are at least as long as a crop, and if possible at least ``parts``.
+        """
         samples, variables, frames, rows, columns = self.record.shape
-        step = max(1, min(frames, 8 * self.length, SLAB_CELLS // (variables * rows * columns)))
-        parts = [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
-        order = torch.randperm(len(parts), generator=generator)[: max(1, count // step)].tolist()
-        return sorted(parts[i] for i in order)
+        wanted = max(self.length, samples * frames // parts)
+        step = max(1, min(frames, wanted, SLAB_CELLS // (variables * rows * columns)))
+        found = [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
+        order = torch.randperm(len(found), generator=generator)[: max(1, count // step)].tolist()
+        return sorted(found[i] for i in order)
 
     def visible(self, place: Place, length: int | None = None) -> tuple[Tensor, Tensor]:
         """The same without the held-out cells."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from fieldfill.data.crops import Crops
+from fieldfill.data.transforms import Normaliser
 from fieldfill.data.writer import written
 from fieldfill.diffusion.acceleration import compiled, lower_precision
 from fieldfill.diffusion.denoiser import Denoiser
@@ -32,7 +33,7 @@ from fieldfill.estimators.base import Answer
 from fieldfill.partition import Partition
 from fieldfill.seeds import position_stream
 
-__all__ = ["Step", "TrainSettings", "Training", "frames_at_once"]
+__all__ = ["Step", "TrainSettings", "Training", "frames_at_once", "saved_normaliser"]
 
 # Bytes of the first estimates of validation crops that are kept between validations, at most.
 KNOWN_BYTES = 2**28
@@ -353,6 +354,7 @@ class Training:
             "average": self.average.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "best_weights": self.best_weights,
+            "normaliser": [torch.from_numpy(part) for part in vars(self.crops.normaliser).values()],
             **{name: getattr(self, name) for name in CHECKPOINTED},
             "waited": self.waited + self.pools.waited,
         }
@@ -378,6 +380,12 @@ class Training:
         self.best_weights = state["best_weights"]
         for name in CHECKPOINTED:
             setattr(self, name, state[name])
+
+
+def saved_normaliser(path: Path) -> Normaliser:
+    """The normaliser of the crops with which a checkpoint was written."""
+    mean, std = torch.load(path, weights_only=True, map_location="cpu")["normaliser"]
+    return Normaliser(mean.numpy(), std.numpy())
 
 
 def frames_at_once(network: nn.Module, settings: TrainSettings, length: int) -> int:

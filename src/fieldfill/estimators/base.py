@@ -16,7 +16,7 @@ is seen at the context cells only. There are two kinds of estimators:
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -28,7 +28,19 @@ from fieldfill.stages import Stages
 if TYPE_CHECKING:
     from fieldfill.estimators.chain import Chain
 
-__all__ = ["Answer", "Claim", "Correction", "Estimator", "Example", "Given", "Law", "Lesson", "Mean", "Source"]
+__all__ = [
+    "Answer",
+    "Claim",
+    "Correction",
+    "Estimator",
+    "Example",
+    "Given",
+    "Law",
+    "Learnt",
+    "Lesson",
+    "Mean",
+    "Source",
+]
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,10 @@ class Example:
     estimate: Tensor
 
 
+Learnt: TypeAlias = dict[str, tuple[dict[str, Tensor], dict[str, float]]]
+"""State and notes of estimators, by name, that have learnt already."""
+
+
 @dataclass
 class Lesson:
     """What estimators learn from.
@@ -156,6 +172,8 @@ class Lesson:
         alpha_t and sigma_t of a fill, the least noise there is.
     generator
         of all random choices but those of the examples, which follow from ``seed``.
+    learnt
+        sources that need not learn again.
     examples
         crops for corrections, made by the chain after its sources have learnt.
     stages
@@ -167,6 +185,7 @@ class Lesson:
     level: tuple[float, float]
     seed: int
     generator: Generator
+    learnt: Learnt = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     stages: Stages = field(default_factory=Stages)
 

@@ -1,40 +1,48 @@
-r"""Mean and spread of every cell of a gappy record, smoothed as much as held-out cells require.
+r"""Mean and spread of every cell of a gappy record, drawn to those of all cells as far as the record asks for.
 
 A field with a coast, mountains or a gradient in latitude is not stationary; its anomalies are more so. With n the
-number of visible values of a cell and G_s a Gaussian smoother of s cells,
+number of visible values of a cell, G_s a Gaussian smoother of s cells that covers A_s cells, and k values of the
+overall mean and variance,
 
-.. math:: m_s = \frac{G_s \sum x}{G_s\, n}, \qquad v_s = \frac{G_s \sum (x - m)^2}{G_s\, n}
+.. math:: m_{s,k} = \frac{A_s G_s \sum x + k \bar x}{A_s G_s\, n + k}, \qquad
+          v_{s,k} = \frac{A_s G_s \sum (x - m)^2 + k\, \bar v}{A_s G_s\, n + k}
 
-A short record needs much smoothing, a long one none. s is chosen where the held-out cells are nearest to m_s
-of the other parts of the record, and most likely under v_s; if no map is better by a margin than one number for all
-cells, one number it is.
+The record is divided in time, and each part is predicted by the maps of the others: s and k are those with the least
+squared error, or the highest likelihood of the spread. One number for all cells stays unless the maps gain more than a
+margin and more than the standard error over the parts.
 
-That does not measure how well the anomalies can be interpolated. Noise in the maps is the same in every frame, and a
-covariance takes it for a field. So the choice is challenged by both maps under the same s, and by none: a Gaussian law,
-quickly made of pairs of observed values, interpolates the anomalies of a few frames, and the maps under which it misses
-the held-out cells least, in the units of the data, are taken if that is better by a margin.
+Gaps are often in the same places, where few values were seen and a map knows least. So a value counts as often as there
+are missing values in its cell for one that was observed.
+
+That does not show how well the anomalies can be interpolated. What is wrong in the maps is the same in every frame, and
+a covariance takes it for a field. So the maps are challenged by one number for all cells: a Gaussian field is learnt
+with either, and the maps go if the held-out cells are interpolated better without them, in the units of the data, by a
+margin and by more than the standard error over validation crops.
 """
 
-from collections.abc import Callable
+import copy
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
 from scipy.ndimage import gaussian_filter1d
 from torch import Generator, Tensor
 
-from fieldfill.data.crops import Crops, Place
+from fieldfill.data.crops import Crops
 from fieldfill.data.transforms import Normaliser
-from fieldfill.estimators.base import Claim, Given, Lesson, Source
-from fieldfill.estimators.chain import LEAST_JUDGED
-from fieldfill.estimators.gaussian.field import LearntField
-from fieldfill.estimators.gaussian.pairs import factorise, separations, tapered
-
-if TYPE_CHECKING:
-    from fieldfill.estimators.chain import Chain
+from fieldfill.estimators.base import Claim, Given, Learnt, Lesson, Source
+from fieldfill.estimators.chain import Chain, HeldOutError
+from fieldfill.estimators.gaussian.estimator import Gaussian
+from fieldfill.partition import AllObserved
+from fieldfill.stages import Stages
 
 __all__ = ["Climatology", "ClimatologySettings", "learn_normaliser", "least_missed"]
+
+# Alpha and sigma of observations without noise.
+NO_NOISE = (1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -45,32 +53,35 @@ class ClimatologySettings:
     ----------
     smoothing
         widths of the Gaussian smoother that are tried, in cells.
+    mean_weights, spread_weights
+        numbers of values that the overall mean and variance count as, which are tried.
     margin
-        gain on held-out cells, as a share of their variance, below which a map is not worth its noise.
+        gain of a map, as a share of the variance or in log-likelihood per value, below which it is left out.
     least_std
         smallest spread of a cell, as a share of that of the variable: almost constant cells must not blow up errors.
-    folds
-        parts of the record, each judged by maps of the others.
+    folds, least_folds
+        parts of the record, each predicted by maps of the others, and fewer than can be compared.
     most_frames
         frames of the record that are read.
-    less
-        share of the interpolation error that other maps must stay below to be taken.
-    taper, nugget
-        width (cells) of the taper and the nugget of the Gaussian field that interpolates.
-    judged_frames, judged_cells
-        frames of each validation crop, and cells of all of them, on which maps are compared.
+    least_gain
+        share of the interpolation error that one number for all cells must remove to be taken.
+    share
+        of the time limit of a fit that may be used for this.
+    most_weight
+        missing values for one observed that a value counts as, at most.
     """
 
     smoothing: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+    mean_weights: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0, 64.0)
+    spread_weights: tuple[float, ...] = (0.5, 2.0, 8.0, 32.0, 128.0)
     margin: float = 0.01
     least_std: float = 0.1
     folds: int = 8
+    least_folds: int = 3
     most_frames: int = 8000
-    less: float = 0.95
-    taper: float = 9.0
-    nugget: float = 0.01
-    judged_frames: int = 4
-    judged_cells: int = 2**17
+    least_gain: float = 0.05
+    share: float = 0.25
+    most_weight: float = 20.0
 
 
 class Climatology(Source):
@@ -85,7 +96,7 @@ class Climatology(Source):
     def claim(self, given: Given) -> Claim:
         return Claim(torch.arange(len(given.y), device=given.y.device), NoAnomaly())
 
-    def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
+    def learn(self, lesson: Lesson, chain: Chain) -> dict[str, float]:
         return {}
 
 
@@ -96,130 +107,176 @@ class NoAnomaly:
         return torch.zeros_like(given.y)
 
 
-def learn_normaliser(crops: Crops, generator: Generator, settings: ClimatologySettings | None = None) -> Normaliser:
-    """The normaliser of ``crops``, one number for each variable, or maps (C, H, W) where these lower the error."""
+def learn_normaliser(
+    crops: Crops,
+    generator: Generator,
+    settings: ClimatologySettings | None = None,
+    stages: Stages | None = None,
+    gaussian: Gaussian | None = None,
+) -> tuple[Normaliser, Learnt]:
+    """The normaliser of ``crops``, one number for each variable, or maps (C, H, W) where these lower the error.
+
+    ``gaussian`` decides, an estimator that has not learnt; what it learns with the chosen normaliser is returned, too.
+    """
     settings = settings or ClimatologySettings()
-    own, periodic = crops.normaliser, crops.record.periodic
-    folds = _Folds(crops, generator, settings)
-    zero, sums = torch.zeros(len(own.mean), 1, 1), folds.sums(lambda x: x)
-    mean = folds.best(
-        lambda total, count, cells: zero if cells is None else _smooth(total, count, cells, periodic),
-        sums,
-        lambda x, m: (x - m).square(),
-    )
-    squares = folds.sums(lambda x: (x - mean[:, None]).square())
-
-    def variance_of(total: Tensor, count: Tensor, cells: float | None) -> Tensor:
-        overall = total.sum((1, 2), keepdim=True) / count.sum((1, 2), keepdim=True).clamp(min=1)
-        overall = torch.where(overall > 0, overall, 1)  # a constant variable keeps the scale it has
-        found = overall if cells is None else _smooth(total, count, cells, periodic)
-        return torch.maximum(found, settings.least_std**2 * overall)
-
-    variance = folds.best(variance_of, squares, lambda x, v: torch.log(v) + (x - mean[:, None]).square() / v)
-    pairs, (total, count), power = [(mean, variance)], sums.sum(0), folds.sums(torch.square).sum(0)[0]
-    for cells in (None, *settings.smoothing):
-        centre = zero if cells is None else _smooth(total, count, cells, periodic)
-        around = (power - 2 * centre * total + centre.square() * count).clamp(min=0)
-        pairs.append((centre, variance_of(around, count, cells)))
-    scale, shift = own.std[:, None, None], own.mean[:, None, None]
-    options = [Normaliser(shift + scale * m.double().numpy(), scale * v.sqrt().double().numpy()) for m, v in pairs]
-    return least_missed(crops, options, generator, settings)
+    own, folds = crops.normaliser, _Folds(crops, generator, settings)
+    if len(folds) < settings.least_folds:
+        return own, {}
+    mean, squares = folds.mean()
+    spread = folds.spread(squares)
+    if mean is None and spread.shape[-1] == 1:
+        return own, {}
+    shift, scale = own.mean[:, None, None], own.std[:, None, None]
+    centre = shift if mean is None else shift + scale * mean.double().numpy()
+    maps = Normaliser(centre, scale * spread.sqrt().double().numpy())
+    if gaussian is None:
+        return maps, {}
+    number, learnt = least_missed(crops, [maps, own], generator, settings, stages or Stages(), folds.weight, gaussian)
+    return (maps, own)[number], learnt
 
 
 def least_missed(
-    crops: Crops, options: list[Normaliser], generator: Generator, settings: ClimatologySettings
-) -> Normaliser:
-    """The first of the options, unless another is clearly better to interpolate with."""
-    own, state = crops.normaliser, generator.get_state()
-    errors = []
-    for option in options:
+    crops: Crops,
+    options: Sequence[Normaliser],
+    generator: Generator,
+    settings: ClimatologySettings,
+    stages: Stages,
+    weight: Tensor,
+    gaussian: Gaussian,
+) -> tuple[int, Learnt]:
+    """Number of the first of the options, unless a later one interpolates clearly better, and the estimator learnt.
+
+    Cells have ``weight`` (C, H, W).
+    """
+    own, state, chosen = crops.normaliser, generator.get_state(), 0
+    errors: list[list[float]] = []
+    learnt: list[Learnt] = []
+    held = zip(crops.held.places, crops.held.masks)
+    weights = [(mask * crops.cut(weight, place)[:, None]).sum().item() for place, mask in held]
+    for number, option in enumerate(options):
+        if errors and stages.late():
+            break
         crops.normalise(option)
-        generator.set_state(state)  # all are judged by the same frames
-        errors.append(_interpolation_error(crops, generator, settings))
+        generator.set_state(state)  # all learn from the same crops
+        chain = Chain([copy.deepcopy(gaussian)]).eval()
+        learnt.append(_learnt(chain, Lesson(crops, AllObserved(), NO_NOISE, 0, generator, stages=stages)))
+        errors.append(_errors(chain, crops, weight))
+        gain = HeldOutError.of([a - b for a, b in zip(errors[chosen], errors[number])], weights)
+        mean = sum(errors[number]) / max(1.0, sum(weights))
+        if gain.mean > max(settings.least_gain * (mean + gain.mean), gain.standard_error):
+            chosen = number
+        stages.advance(f"held-out error {mean:.4f}")
     crops.normalise(own)
-    best = int(np.argmin(errors))
-    return options[best if errors[best] < settings.less * errors[0] else 0]
+    return chosen, learnt[chosen]
 
 
-@torch.no_grad()
-def _interpolation_error(crops: Crops, generator: Generator, settings: ClimatologySettings) -> float:
-    """Mean squared error at held-out cells of a law made of pairs of values, as a share of the variance."""
-    variables, (length, rows, columns) = crops.record.shape[1], crops.shape
-    frames = min(settings.judged_frames, length)
-    field = LearntField(variables, frames, (rows, columns), crops.periodic).eval()
-    found = separations(crops, field.torus, generator, frames).covariance
-    field.set_covariance(factorise(tapered(found, settings.taper, (0.0, 0.0)), field), None)
-    field.nugget.fill_(settings.nugget)
-    total, cells = 0.0, 0
-    judged = max(LEAST_JUDGED, settings.judged_cells // (variables * frames * rows * columns))
-    for place in crops.held.places[:judged]:
+def _learnt(chain: Chain, lesson: Lesson) -> Learnt:
+    found = {step.name: step.learn(lesson, chain) for step in chain.sources}
+    return {name: (chain.steps[name].state_dict(), notes) for name, notes in found.items()}
+
+
+def _errors(chain: Chain, crops: Crops, weight: Tensor) -> list[float]:
+    """Weighted squared errors at the held-out cells of each validation crop, as shares of the record's variances."""
+    errors = []
+    for place in crops.held.places:
         batch, held = crops.held_out([place])
-        x, context, held = (part[:, :, :frames] for part in (batch.x, batch.observed, held))
-        error = crops.scale_at(place)[:, None] * (field.condition(x, context, torch.zeros(())) - x)
-        total, cells = total + error[held].square().sum().item(), cells + int(held.sum())
-    return total / max(1, cells)
+        error = chain.answer(Given(batch.x * batch.observed, batch.observed, torch.zeros(()), batch.maps)) - batch.x
+        squares = (crops.scale_at(place)[:, None] * error).square() * crops.cut(weight, place)[:, None]
+        errors.append(torch.where(held, squares, 0).double().sum().item())
+    return errors
 
 
 class _Folds:
-    """Parts of a record in time (or of its samples), so that a map can be judged by what it was not made of.
+    """Sums over parts of a record in time (or over some of its samples), to judge maps by what they were not made of.
 
-    A mean over the weeks around a validation crop would be credited for what any interpolation in time achieves.
+    A mean that knows the weeks around would be praised for what any interpolation in time knows.
     """
 
     def __init__(self, crops: Crops, generator: Generator, settings: ClimatologySettings) -> None:
-        self.crops, self.settings = crops, settings
-        parts = crops.slabs(settings.most_frames, generator)
-        count = min(settings.folds, len(parts))
-        self.parts = [parts[i * len(parts) // count : (i + 1) * len(parts) // count] for i in range(count)]
+        self.settings, self.periodic = settings, crops.record.periodic
+        slabs = crops.slabs(settings.most_frames, settings.folds, generator)
+        count = min(settings.folds, len(slabs))
+        _, variables, _, rows, columns = crops.record.shape
+        # (folds, C, H, W): sums of the visible values and of their squares, and their number.
+        self.total, self.power, self.count = torch.zeros(3, count, variables, rows, columns)
+        for fold in range(count):
+            for slab in slabs[fold * len(slabs) // count : (fold + 1) * len(slabs) // count]:
+                x, visible = crops.frames(*slab)
+                x = torch.where(visible, x, 0)
+                self.total[fold] += x.sum(1)
+                self.power[fold] += x.square().sum(1)
+                self.count[fold] += visible.sum(1)
 
-    def sums(self, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Sum over the visible values of ``of(x)`` and their number in each fold, (folds, 2, C, H, W)."""
-        _, variables, _, rows, columns = self.crops.record.shape
-        sums = torch.zeros(len(self.parts), 2, variables, rows, columns)
-        for fold, parts in enumerate(self.parts):
-            for part in parts:
-                x, visible = self.crops.frames(*part)
-                sums[fold] += torch.stack([torch.where(visible, of(x), 0).sum(1), visible.sum(1)])
-        return sums
+        # (C, H, W): missing values for one that was observed.
+        samples, _, frames, _, _ = crops.record.shape
+        seen = self.count.sum(0)
+        missing = (samples * frames - seen).clamp(min=0)
+        self.weight = torch.where(seen > 0, (missing / seen.clamp(min=1)).clamp(max=settings.most_weight), 0)
+        if not self.weight.any():
+            self.weight = torch.ones_like(self.weight)
 
-    def best(
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def mean(self) -> tuple[Tensor | None, Tensor]:
+        """Map of the mean (C, H, W), or None, and squared distances (folds, C, H, W) from that of the other folds."""
+
+        def off(m: Tensor) -> Tensor:
+            return self.power - 2 * m * self.total + m.square() * self.count
+
+        def make(smoothing: float, weight: float, left: Sequence[int]) -> Tensor:
+            return self._drawn(self.total, smoothing, weight, left)
+
+        options = list(itertools.product(self.settings.smoothing, self.settings.mean_weights))
+        chosen, squares = self._best(options, make, off, off(torch.zeros(())))
+        return (None if chosen is None else make(*chosen, ())), squares
+
+    def spread(self, squares: Tensor) -> Tensor:
+        """Variance, a map (C, H, W) or one number (C, 1, 1), from squared distances (folds, C, H, W)."""
+
+        def make(smoothing: float, weight: float, left: Sequence[int]) -> Tensor:
+            overall = self._overall(squares, left)
+            return torch.maximum(self._drawn(squares, smoothing, weight, left), self.settings.least_std**2 * overall)
+
+        def surprise(v: Tensor) -> Tensor:
+            return self.count * v.log() + squares / v
+
+        overall = torch.stack([self._overall(squares, (fold,)) for fold in range(len(self))])
+        options = list(itertools.product(self.settings.smoothing, self.settings.spread_weights))
+        chosen, _ = self._best(options, make, surprise, surprise(overall))
+        return self._overall(squares, ()) if chosen is None else make(*chosen, ())
+
+    def _overall(self, sums: Tensor, left: Sequence[int]) -> Tensor:
+        """Mean (C, 1, 1) over the visible values of all folds that are not ``left`` out."""
+        kept = [fold for fold in range(len(self)) if fold not in left]
+        total, count = (part[kept].sum((0, 2, 3))[:, None, None] for part in (sums, self.count))
+        found = total / count.clamp(min=1)
+        return torch.where(found != 0, found, torch.finfo(found.dtype).tiny ** 0.5)  # of a constant variable
+
+    def _drawn(self, sums: Tensor, smoothing: float, weight: float, left: Sequence[int]) -> Tensor:
+        """Mean of every cell (C, H, W), smoothed, and drawn to the mean of all cells."""
+        kept = [fold for fold in range(len(self)) if fold not in left]
+        both = torch.stack([sums[kept].sum(0), self.count[kept].sum(0)]).numpy()
+        for axis, closed in zip((-2, -1), self.periodic):
+            if smoothing:
+                both = gaussian_filter1d(both, smoothing, axis=axis, mode="wrap" if closed else "constant")
+        total, count = max(1.0, 4 * math.pi * smoothing**2) * torch.from_numpy(both)
+        return (total + weight * self._overall(sums, left)) / (count + weight)
+
+    def _best(
         self,
-        make: Callable[[Tensor, Tensor, float | None], Tensor],
-        sums: Tensor,
-        price: Callable[[Tensor, Tensor], Tensor],
-    ) -> Tensor:
-        """``make(total, count, smoothing)`` (C, H, W) of the smoothing with the lowest price on held-out cells.
-
-        None, one number for all cells, wins unless another gains by the margin. A single fold allows no judgement.
-        """
-        whole = sums.sum(0)
-        options = [None, *self.settings.smoothing] if len(self.parts) > 1 else [None]
-        others = [[make(whole[0] - part[0], whole[1] - part[1], smoothing) for smoothing in options] for part in sums]
-        prices, cells = np.zeros(len(options)), 0
-        for place in self.crops.held.places:
-            batch, held = self.crops.held_out([place])
-            cells += int(held.sum())
-            maps = [m if m.shape[-1] == 1 else self.crops.cut(m, place) for m in others[self._fold_of(place)]]
-            prices += [torch.where(held[0], price(batch.x[0], m[:, None]), 0).sum().item() for m in maps]
-        prices /= max(1, cells)
-        choice = int(prices.argmin())
-        return make(whole[0], whole[1], options[choice] if prices[choice] < prices[0] - self.settings.margin else None)
-
-    def _fold_of(self, place: Place) -> int:
-        """The fold that a validation crop lies in, or that comes last before it."""
-        begins = [parts[0][:2] for parts in self.parts]
-        return max(0, sum(begin <= place[:2] for begin in begins) - 1)
-
-
-def _smooth(total: Tensor, count: Tensor, cells: float, periodic: tuple[bool, bool], trace: float = 0.01) -> Tensor:
-    """Weighted mean over the neighbourhood of every cell, (C, H, W); far from any value, the overall mean.
-
-    The overall mean has the weight of ``trace`` observations: a cell without any neighbour has nothing else to go by.
-    """
-    sums = torch.stack([total, count]).numpy()
-    for axis, closed in zip((-2, -1), periodic):
-        if cells:
-            sums = gaussian_filter1d(sums, cells, axis=axis, mode="wrap" if closed else "constant")
-    overall = total.sum((1, 2), keepdim=True) / count.sum((1, 2), keepdim=True).clamp(min=1)
-    values, weights = torch.from_numpy(sums)
-    return (values + trace * overall) / (weights + trace)
+        options: list[tuple[float, float]],
+        make: Callable[[float, float, Sequence[int]], Tensor],
+        price: Callable[[Tensor], Tensor],
+        simple: Tensor,
+    ) -> tuple[tuple[float, float] | None, Tensor]:
+        """The option with the lowest price if it is clearly below ``simple``, else None; prices of all cells."""
+        count = (self.weight * self.count).sum((1, 2, 3)).tolist()
+        best, least = None, simple
+        for option in options:
+            found = price(torch.stack([make(*option, (fold,)) for fold in range(len(self))]))
+            if best is None or (self.weight * found).sum() < (self.weight * least).sum():
+                best, least = option, found
+        gain = HeldOutError.of((self.weight * (simple - least)).sum((1, 2, 3)).tolist(), count)
+        clear = gain.mean > max(self.settings.margin, gain.standard_error)
+        return (best, least) if clear else (None, simple)

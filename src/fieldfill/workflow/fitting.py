@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, static_features
+from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, build_gaussian, static_features
 from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
 from fieldfill.diffusion.team import Team
-from fieldfill.diffusion.training import Step, Training
-from fieldfill.estimators.base import Lesson
+from fieldfill.diffusion.training import Step, Training, saved_normaliser
+from fieldfill.estimators.base import Learnt, Lesson
 from fieldfill.estimators.climatology import Climatology, learn_normaliser
 from fieldfill.execution.threads import using_threads
 from fieldfill.seeds import stream
@@ -66,9 +66,17 @@ def _fit(
     team.agree({**identity, "held-out crops": crops.held.places})
     if folder is not None and resume:
         folder.check_fit(identity)  # before anything is learnt
-    stages.begin("mean and spread")
-    if Climatology.name in settings.estimators:
-        crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology))
+    state = None if folder is None else folder.state
+    resumes = resume and state is not None and state.exists()
+    stages.begin("mean and spread", share=settings.climatology.share)
+    learnt: Learnt = {}
+    if resumes and state is not None:
+        crops.normalise(saved_normaliser(state))
+    elif Climatology.name in settings.estimators:
+        gaussian = build_gaussian(settings, crops.shape, len(record.variables), crops.periodic)
+        generator = stream(seed, "climatology")
+        normaliser, learnt = learn_normaliser(crops, generator, settings.climatology, stages, gaussian)
+        crops.normalise(normaliser)
     stages.begin("audit")
     bank = mask_bank(crops, settings, seed)
     name, partition, audits = audited(crops, bank, settings, seed)
@@ -76,13 +84,11 @@ def _fit(
     crops.maps = maps
     denoiser = build_denoiser(settings, crops.shape, len(record.variables), crops.periodic, seed, len(maps))
     training = Training(denoiser, crops, partition, settings.training, seed, team)
-    state = None if folder is None else folder.state
-    if resume and state is not None and state.exists():
+    if resumes and state is not None:
         training.load(state)
     else:
-        lesson = Lesson(
-            crops, partition, denoiser.schedule.least_noise, seed, stream(seed, "covariance"), stages=stages
-        )
+        generator = stream(seed, "covariance")
+        lesson = Lesson(crops, partition, denoiser.schedule.least_noise, seed, generator, learnt, stages=stages)
         training.notes = denoiser.learn_first(lesson)
     if folder is not None and team.first:
         folder.prepare(identity, resume)
