@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fieldfill.config import Settings, build_mask, preset, simulator_of
+from fieldfill.config import Settings, build_mask, simulator_of
 from fieldfill.data.ancillary import companion, filled_variables
 from fieldfill.data.record import open_record
 from fieldfill.diffusion.training import Progress
@@ -18,6 +18,7 @@ from fieldfill.execution.ddp import join
 from fieldfill.masks.hiding import hide_cells
 from fieldfill.method import Method
 from fieldfill.metrics import physics
+from fieldfill.presets import preset
 from fieldfill.sampling.solvers import Solver
 from fieldfill.uncertainty.budget import Budget, budget_table
 from fieldfill.workflow.checking import Check, check_crops
