@@ -21,7 +21,6 @@ import xarray as xr
 import fieldfill as ff
 from audit import candidates
 from fieldfill.bench.study import Measurement, Study, options_of
-from fieldfill.config import PRESETS
 from fieldfill.diffusion.training import TrainSettings
 from fieldfill.masks import (
     BlockMask,
@@ -36,6 +35,7 @@ from fieldfill.masks import (
     VariableDropout,
 )
 from fieldfill.partition.exposure import compare
+from fieldfill.presets import PRESETS
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
 from fieldfill.simulate.store import Simulator, write
 

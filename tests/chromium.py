@@ -13,7 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+in_browser = pytest.mark.skipif(
+    CHROMIUM is None or shutil.which("bash") is None,
+    reason="no chromium here: the report is not tried in a real browser (apt-get install chromium)",
+)
 
 
 class Browser:

@@ -1,9 +1,11 @@
 """What tests share: small seeded data made on the fly, crops and fields of them; the real ERA5 file where present."""
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import torch
 import xarray as xr
 from torch import Generator, Tensor, nn
 
+from chromium import Browser
+from fieldfill.cli.main import main
 from fieldfill.config import Settings, build_denoiser, static_features
 from fieldfill.data.crops import Crops
 from fieldfill.data.holdout import hold_out
@@ -56,6 +60,16 @@ def seeded(seed: int = 0) -> Generator:
 def draw(*shape: int, seed: int = 0) -> Tensor:
     """Standard normal numbers."""
     return torch.randn(shape, generator=seeded(seed))
+
+
+def rms(x: Tensor) -> float:
+    """Root mean square."""
+    return x.square().mean().sqrt().item()
+
+
+def no_maps(x: Tensor) -> Tensor:
+    """Maps (B, 0, H, W) of fields x (B, C, T, H, W) that have none."""
+    return x.new_zeros(len(x), 0, *x.shape[-2:])
 
 
 def double(values: list) -> Tensor:
@@ -239,7 +253,37 @@ def make_training(
     return Training(denoiser, crops, partition or PixelPartition(), settings, seed, team)
 
 
+# Files
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its relative name."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
 # Processes
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    profile = tempfile.mkdtemp()
+    running = Browser(Path(profile))
+    yield running
+    running.close()
+    shutil.rmtree(profile, ignore_errors=True)
+
+
+def exit_code(*arguments: object) -> int:
+    """Exit code of the command line, called in this process."""
+    before = sys.argv
+    sys.argv = ["fieldfill", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    finally:
+        sys.argv = before
+    raise AssertionError("the command did not exit")
 
 
 def run_fieldfill(*arguments: object, check: int | None = 0) -> subprocess.CompletedProcess:

@@ -12,13 +12,14 @@ import xarray as xr
 import fieldfill as ff
 from conftest import crops_of, field_of, gappy_dataset, seeded, simulated_dataset
 from fieldfill.api import budget_of
-from fieldfill.config import PRESETS, Settings
+from fieldfill.config import Settings
 from fieldfill.data.crops import Crops
 from fieldfill.data.record import open_record
 from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.gaussian.estimator import Gaussian
+from fieldfill.presets import PRESETS
 from fieldfill.sampling.contexts import Ensemble, single_step
 from fieldfill.sampling.members import Walk
 from fieldfill.sampling.solvers import Solver

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from conftest import seeded, stir
+from conftest import no_maps, seeded, stir
 from fieldfill.config import NETWORKS, Settings, build_denoiser
 from fieldfill.diffusion.denoiser import FIRST_VARIANCE, PREDICTIONS, Denoiser, noised
 from fieldfill.diffusion.loss import matching_losses
@@ -25,11 +25,6 @@ def denoiser_for(shape, first="pull-push", network="unet", periodic=(False, Fals
     _, variables, *crop = shape
     config = Settings(window=crop[0], estimators=FIRST[first], network=network, base=8, **settings)
     return build_denoiser(config, tuple(crop), variables, periodic, seed=0, maps=maps)
-
-
-def no_maps(x):
-    """Maps (B, 0, H, W) of fields that have none."""
-    return x.new_zeros(len(x), 0, *x.shape[-2:])
 
 
 class Says(torch.nn.Module):

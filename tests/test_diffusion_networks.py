@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from conftest import NO_COVARIANCE, draw, seeded, stir
+from conftest import NO_COVARIANCE, draw, rms, seeded, stir
 from fieldfill.config import NETWORKS, PATCHED, Settings, build_denoiser
 from fieldfill.diffusion.networks.fno import SpectralConv
 from fieldfill.diffusion.networks.karras import MPBlock, MPConv, MPEmbedding, MPLinear, mp_join, mp_silu, mp_sum
@@ -145,10 +145,6 @@ def images(channels, seed=0):
     return draw(4, channels, 16, 16, seed=seed)
 
 
-def deviation(x) -> float:
-    return x.square().mean().sqrt().item()
-
-
 LAYERS = {
     "conv": lambda: MPConv(32, 48, 3, (True, True))(images(32)),
     "strided conv": lambda: MPConv(32, 48, 3, (True, True), stride=2)(images(32)),
@@ -167,7 +163,7 @@ LAYERS = {
 def test_magnitude_preserving_layers_keep_unit_variance(name) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        assert deviation(LAYERS[name]()) == pytest.approx(1, abs=0.1)
+        assert rms(LAYERS[name]()) == pytest.approx(1, abs=0.1)
 
 
 def test_magnitude_is_kept_whatever_the_size_of_the_weights() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import fieldfill as ff
 from conftest import gappy_dataset
-from fieldfill.config import PRESETS
+from fieldfill.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/recipes.md", "docs/baselines.md", "docs/scale-out.md"]

@@ -169,7 +169,7 @@ def small_field(shape, periodic, steps: int = 300) -> LearntField:
     return field
 
 
-def dense_covariance(field: LearntField, drift: Tensor) -> Tensor:
+def moving_covariance(field: LearntField, drift: Tensor) -> Tensor:
     """The moving covariance as a matrix: waves summed cell by cell, without any FFT."""
     variables, frames, rows, columns = field.shape
     factor = torch.view_as_complex(field.factor).to(torch.complex128).unflatten(1, (variables, frames))
@@ -196,7 +196,7 @@ def test_the_posterior_mean_is_that_of_dense_algebra_with_the_moved_covariance(s
     noise = 10 ** (3 * torch.sigmoid(2 * exponent) - 3)
     found = field.condition(y, context, noise, drifts)
     for b in range(2):
-        dense, seen = dense_covariance(field, drifts[b]), context[b].flatten()
+        dense, seen = moving_covariance(field, drifts[b]), context[b].flatten()
         system = dense[seen][:, seen] + torch.diag(noise[b].flatten()[seen] + field.nugget).double()
         exact = dense[:, seen] @ torch.linalg.solve(system, y[b].flatten()[seen].double())
         assert (found[b].flatten() - exact).abs().max() < 1e-4 * exact.abs().max().clamp(min=1)
@@ -216,7 +216,7 @@ def test_no_drift_is_a_drift_of_zero(shape, periodic) -> None:
 @pytest.mark.parametrize(("shape", "periodic"), SMALL[:1], ids=str)
 def test_draws_have_the_posterior_covariance_of_the_moving_law(shape, periodic) -> None:
     field, drift, count = small_field(shape, periodic, steps=80), torch.tensor([[0.4, -0.5]]), 3000
-    dense = dense_covariance(field, drift[0])
+    dense = moving_covariance(field, drift[0])
     observed = torch.rand(shape, generator=seeded(2)) < 0.3
     seen = observed.flatten()
     system = dense[seen][:, seen] + field.nugget.double() * torch.eye(int(seen.sum()))

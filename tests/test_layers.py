@@ -20,6 +20,7 @@ ROOMS = [
     "workflow",
     "baselines",
     "method",
+    "presets",
     "config",
     "execution",
     "uncertainty",

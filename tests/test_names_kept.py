@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from conftest import gappy_dataset
+from conftest import exit_code, gappy_dataset
 from fieldfill.api import budget_of
 from fieldfill.baselines import Climatology
-from fieldfill.cli.main import main
 from fieldfill.config import Settings
 from fieldfill.data.record import FLAGS, open_record
 from fieldfill.diffusion.training import TrainSettings
@@ -28,19 +26,6 @@ DIMS = ("time", "lat", "lon")
 EVERYTHING = {"members": 2, "budget": True, "quantiles": [0.05, 0.95]}
 # Taking the values of an earlier fill for missing is worth a warning, which is not what most tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:values of")
-
-
-def command(*arguments) -> int:
-    """Exit code of the command line, called in this process."""
-    before = sys.argv
-    sys.argv = ["fieldfill", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
-    finally:
-        sys.argv = before
-    raise AssertionError("the command did not exit")
 
 
 def digest(path: Path) -> dict[str, str]:
@@ -104,7 +89,7 @@ SAME = {
 def test_an_output_that_is_an_input_is_refused_and_the_input_stays(folder, case, capsys, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     before = digest(folder)
-    assert command(*SAME[case].split(), "--overwrite") == 2
+    assert exit_code(*SAME[case].split(), "--overwrite") == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("fieldfill: ") and len(said.err.strip().splitlines()) == 1
     assert "choose another" in said.err
@@ -113,7 +98,7 @@ def test_an_output_that_is_an_input_is_refused_and_the_input_stays(folder, case,
 
 def test_an_equal_output_is_refused_before_overwriting_is_offered(folder, capsys, monkeypatch) -> None:
     monkeypatch.chdir(folder)
-    assert command("fill", "m.ff", "gappy.nc", "-o", "gappy.nc") == 2
+    assert exit_code("fill", "m.ff", "gappy.nc", "-o", "gappy.nc") == 2
     assert "--overwrite" not in capsys.readouterr().err
 
 
@@ -136,7 +121,7 @@ def test_a_second_fill_of_a_filled_record_is_the_same_as_the_first(filler, fille
 def test_filled_values_stay_filled_through_a_chain_of_files(folder, tmp_path, suffix, capsys) -> None:
     files = [folder / f"gappy{suffix}", tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
     for given, out in pairwise(files):
-        assert command("fill", folder / "m.ff", given, "-o", out) == 0
+        assert exit_code("fill", folder / "m.ff", given, "-o", out) == 0
     one, two = (ff.open_dataset(file).load() for file in files[1:])
     assert same_numbers(one, two)
     assert "sst_flag marks as filled" in capsys.readouterr().err
@@ -293,22 +278,22 @@ def crowded(folder) -> Path:
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_scores_and_reports_find_a_fill_with_a_suffix(crowded, tmp_path, suffix, capsys) -> None:
     options = ["--members", 2, "--budget", "--quantiles", "0.05,0.95", "--json"]
-    assert command("fill", crowded / "m.ff", crowded / "crowded.nc", "-o", tmp_path / "x.nc", *options) == 2
+    assert exit_code("fill", crowded / "m.ff", crowded / "crowded.nc", "-o", tmp_path / "x.nc", *options) == 2
     assert "--suffix" in capsys.readouterr().err
     out, plain = tmp_path / f"out{suffix}", tmp_path / f"plain{suffix}"
-    assert command("fill", crowded / "m.ff", crowded / "crowded.nc", "-o", out, "--suffix", "_ff", *options) == 0
+    assert exit_code("fill", crowded / "m.ff", crowded / "crowded.nc", "-o", out, "--suffix", "_ff", *options) == 0
     one = json.loads(capsys.readouterr().out)
-    assert command("fill", crowded / "m.ff", crowded / "gappy.nc", "-o", plain, *options) == 0
+    assert exit_code("fill", crowded / "m.ff", crowded / "gappy.nc", "-o", plain, *options) == 0
     two = json.loads(capsys.readouterr().out)
     assert one["cells"] == two["cells"] and one["budget"] == two["budget"]
     truth = gappy_dataset()
     ff.save_dataset(truth.assign(sst=truth.sst.fillna(10.0).where(truth.lon > 0.1)), tmp_path / "truth.nc")
     scores = []
     for path in (out, plain):
-        assert command("score", path, "--truth", tmp_path / "truth.nc", "--json") == 0
+        assert exit_code("score", path, "--truth", tmp_path / "truth.nc", "--json") == 0
         scores.append(json.loads(capsys.readouterr().out))
         page = path.with_suffix(".html")
-        assert command("report", path, "--truth", tmp_path / "truth.nc", "-o", page, "--json") == 0
+        assert exit_code("report", path, "--truth", tmp_path / "truth.nc", "-o", page, "--json") == 0
         capsys.readouterr()
     assert scores[0] == scores[1] and set(scores[0]["variables"]) == {"sst"}
     assert scores[0]["variables"]["sst"]["crps_ensemble"] > 0
@@ -328,7 +313,7 @@ def test_a_report_on_a_stretch_without_observations_is_written(filler, tmp_path)
     ds = gappy_dataset()
     ds["sst"] = ds.sst.where(ds.time.dt.day > 5)
     ff.save_dataset(filler.fill(ds).isel(time=slice(0, 4)), tmp_path / "part.nc")
-    assert command("report", tmp_path / "part.nc", "-o", tmp_path / "part.html") == 0
+    assert exit_code("report", tmp_path / "part.nc", "-o", tmp_path / "part.html") == 0
 
 
 SEASON_LIKE = ("day_of_year_sin", "day_of_year_cos_std", "day_of_year_sine")
@@ -368,7 +353,7 @@ def test_a_variable_to_fill_may_be_called_like_the_season() -> None:
 def test_the_command_fills_with_the_season(seasonal, season_filler, tmp_path, capsys) -> None:
     season_filler.save(tmp_path / "m.ff")
     ff.save_dataset(seasonal, tmp_path / "in.nc")
-    assert command("fill", tmp_path / "m.ff", tmp_path / "in.nc", "-o", tmp_path / "out.nc", "--json") == 0
+    assert exit_code("fill", tmp_path / "m.ff", tmp_path / "in.nc", "-o", tmp_path / "out.nc", "--json") == 0
     assert set(json.loads(capsys.readouterr().out)["cells"]) == {"sst"}
 
 

@@ -20,7 +20,7 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from conftest import gappy_dataset
+from conftest import contents, gappy_dataset
 from fieldfill.cli.main import main
 from fieldfill.config import Settings
 from fieldfill.data.io import open_dataset, save_dataset
@@ -53,11 +53,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *arg
     lines = said.err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("fieldfill: ") and said.out == ""
     return lines[0]
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its relative name."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def script(code: str, *arguments: object, **options) -> subprocess.Popen:

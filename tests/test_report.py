@@ -3,10 +3,7 @@
 import base64
 import json
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from chromium import CHROMIUM, Browser
+from chromium import Browser, in_browser
 from fieldfill.data.record import FLAGS, open_record
 from fieldfill.errors import InputError, MissingPackage
 from fieldfill.metrics import reliability
@@ -27,20 +24,6 @@ from fieldfill.report.phrasing import number, percent, pretty_units
 
 pytest.importorskip("plotly", reason="the report needs plotly")
 pytest.importorskip("cmcrameri", reason="the report needs cmcrameri")
-
-in_browser = pytest.mark.skipif(
-    CHROMIUM is None or shutil.which("bash") is None,
-    reason="no chromium here: the report is not tried in a real browser (apt-get install chromium)",
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    profile = tempfile.mkdtemp()
-    running = Browser(Path(profile))
-    yield running
-    running.close()
-    shutil.rmtree(profile, ignore_errors=True)
 
 
 def gappy(rows: int = 12, columns: int = 15, frames: int = 10, **names: str) -> xr.Dataset:

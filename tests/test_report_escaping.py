@@ -2,10 +2,7 @@
 
 import json
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from chromium import CHROMIUM, Browser, Tab
+from chromium import Browser, Tab, in_browser
 from fieldfill.cli.main import main
 from fieldfill.data.record import open_record
 from fieldfill.report import Story, picture, write_report
@@ -21,20 +18,7 @@ from fieldfill.report import Story, picture, write_report
 pytest.importorskip("plotly", reason="the report needs plotly")
 pytest.importorskip("cmcrameri", reason="the report needs cmcrameri")
 
-in_browser = pytest.mark.skipif(
-    CHROMIUM is None or shutil.which("bash") is None,
-    reason="no chromium here: the report is not tried in a real browser (apt-get install chromium)",
-)
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="[^"]*">', re.IGNORECASE)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    profile = tempfile.mkdtemp()
-    running = Browser(Path(profile))
-    yield running
-    running.close()
-    shutil.rmtree(profile, ignore_errors=True)
 
 
 def hostile(source: str) -> str:

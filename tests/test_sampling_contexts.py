@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import seeded
+from conftest import no_maps, seeded
 from fieldfill.diffusion.schedule import VPSchedule
 from fieldfill.errors import InputError
 from fieldfill.masks import BlockMask, PixelMask
@@ -47,10 +47,6 @@ def drawn(rows: int, observed: Tensor | None = None, seed: int = 0) -> tuple[Ten
     if observed is None:
         observed = PixelMask(0.3).sample((rows, 1, 1, SIDE, SIDE), generator)
     return truth.float(), values, observed
-
-
-def no_maps(values: Tensor) -> Tensor:
-    return torch.zeros(len(values), 0, SIDE, SIDE)
 
 
 def step(values: Tensor, observed: Tensor, partition: Partition, ensemble: Ensemble, seed: int = 1) -> Estimate:

@@ -34,7 +34,7 @@ def case(simulator) -> tuple[Tensor, Tensor, Tensor, Normaliser, dict[str, Tenso
     return truth, observed, torch.where(observed, truth, guess), normaliser, parameters
 
 
-def rms(residual: Tensor) -> Tensor:
+def row_rms(residual: Tensor) -> Tensor:
     return residual.square().transpose(0, 1).flatten(1).mean(1).sqrt()
 
 
@@ -43,7 +43,7 @@ def test_guidance_lowers_the_residual_and_not_at_the_price_of_the_error(simulato
     truth, observed, guess, normaliser, parameters = case(simulator)
     residual = in_units(simulator.residual, normaliser, parameters)
     guided = Guidance(residual, weight=0.3)(guess, ~observed)
-    assert (rms(residual(guided)) < 0.7 * rms(residual(guess))).all()
+    assert (row_rms(residual(guided)) < 0.7 * row_rms(residual(guess))).all()
     before, after = ((field - truth)[~observed].square().mean() for field in (guess, guided))
     assert after < 1.02 * before
     assert torch.equal(guided[observed], guess[observed])
@@ -54,7 +54,7 @@ def test_a_velocity_can_be_freed_of_divergence() -> None:
     residual = in_units(WATER.divergence, normaliser)
     assert residual(guess).shape == (6, 1, 6, 12, 12)
     guided = Guidance(residual, weight=1.0)(guess, ~observed)
-    assert (rms(residual(guided)) < 0.5 * rms(residual(guess))).all()
+    assert (row_rms(residual(guided)) < 0.5 * row_rms(residual(guess))).all()
     assert torch.equal(guided[:, 0], guess[:, 0])  # heights do not diverge
 
 
@@ -82,7 +82,7 @@ def test_no_weight_changes_nothing_and_more_steps_go_further() -> None:
     _, observed, guess, normaliser, parameters = case(WATER)
     residual = in_units(WATER.residual, normaliser, parameters)
     assert torch.equal(Guidance(residual, 0.0)(guess, ~observed), guess)
-    left = [rms(residual(Guidance(residual, 0.3, steps)(guess, ~observed))).sum().item() for steps in (1, 5, 25)]
+    left = [row_rms(residual(Guidance(residual, 0.3, steps)(guess, ~observed))).sum().item() for steps in (1, 5, 25)]
     assert left == sorted(left, reverse=True)
     with pytest.raises(InputError):
         Guidance(residual, -1.0)

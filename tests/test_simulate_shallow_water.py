@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import double, seeded
+from conftest import double, rms, seeded
 from fieldfill.errors import InputError
 from fieldfill.simulate.shallow_water import ShallowWater
 
@@ -33,10 +33,6 @@ def seiche(size: int, time: float) -> Tensor:
     u = wave(swing * k, torch.cos(l * cell), torch.sin(k * face))
     v = wave(swing * l, torch.sin(l * face), torch.cos(k * cell))
     return torch.stack([h, u, v])[None]
-
-
-def rms(x: Tensor) -> float:
-    return x.square().mean().sqrt().item()
 
 
 def test_plane_waves_obey_the_dispersion_relation_at_second_order_in_space() -> None:

@@ -19,16 +19,12 @@ import pytest
 import torch
 import xarray as xr
 
+from conftest import contents
 from fieldfill.errors import InputError
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
 from fieldfill.simulate.store import batch_generator, write
 
 SMALL = ShallowWater(size=8, frames=5)
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """Every file below a directory, by its relative name."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A finished fill reaches its file: values bit for bit, and nothing odd in the metadata can stop it."""
 
 import json
-import sys
 import warnings
 
 import h5py
@@ -12,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fieldfill as ff
-from conftest import gappy_dataset
-from fieldfill.cli.main import main
+from conftest import exit_code, gappy_dataset
 from fieldfill.config import Settings
 from fieldfill.data.record import open_record
 from fieldfill.diffusion.training import TrainSettings
@@ -22,19 +20,6 @@ TRAINING = TrainSettings(steps=2, batch=2, validate_every=2)
 TINY = Settings(window=4, base=8, levels=2, solver_steps=4, contexts=2, partition="swap", training=TRAINING)
 F4, F8 = np.float32, np.float64
 FORMATS = [".nc", ".zarr"]
-
-
-def command(*arguments) -> int:
-    """Exit code of the command line, called in this process."""
-    before = sys.argv
-    sys.argv = ["fieldfill", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
-    finally:
-        sys.argv = before
-    raise AssertionError("the command did not exit")
 
 
 # Storage type and attributes of a packed variable, as archives have them; -1 marks the gaps.
@@ -288,7 +273,7 @@ def model(tmp_path_factory):
 
 def test_the_command_names_what_it_leaves_out_before_it_fills(tmp_path, model, capsys) -> None:
     noted(gappy_dataset(), "sst", source=None).to_zarr(tmp_path / "in.zarr")
-    assert command("fill", model, tmp_path / "in.zarr", "-o", tmp_path / "out.nc") == 0
+    assert exit_code("fill", model, tmp_path / "in.zarr", "-o", tmp_path / "out.nc") == 0
     lines = capsys.readouterr().err.splitlines()
     said = [i for i, line in enumerate(lines) if "'source'" in line]
     assert len(said) == 1 and lines[said[0]].startswith("fieldfill: ")
@@ -304,7 +289,7 @@ def test_the_command_fills_a_file_that_xarray_alone_could_not_write_again(tmp_pa
     with h5py.File(path, "a") as file:
         file.create_dataset("odd", data=COMPOUND)
         file["odd"].dims[0].attach_scale(file["lat"])
-    assert command("fill", model, path, "-o", tmp_path / f"out{target}") == 0, capsys.readouterr().err
+    assert exit_code("fill", model, path, "-o", tmp_path / f"out{target}") == 0, capsys.readouterr().err
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given, out = ff.open_dataset(path).load(), ff.open_dataset(tmp_path / f"out{target}").load()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Generator, Tensor
 
 from conftest import NO_COVARIANCE, make_training
-from fieldfill import config
+from fieldfill import presets
 from fieldfill.cli import main as cli
 from fieldfill.config import Settings
 from fieldfill.diffusion.team import ALONE, Team
@@ -75,7 +75,7 @@ def work(folder: Path, begin: int) -> None:
 
 def run_cli(slow: float) -> None:
     """``fieldfill`` with a tiny preset, and steps that take long enough to be interrupted."""
-    config.PRESETS["fast"] = TINY.model_copy(update={"training": TrainSettings(batch=4, validate_every=3)})
+    presets.PRESETS["fast"] = TINY.model_copy(update={"training": TrainSettings(batch=4, validate_every=3)})
     step = Training.train_step
 
     def slowly(training: Training) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fieldfill.config import Settings, build_mask, preset, simulator_of
+from fieldfill.config import Settings, build_mask, simulator_of
 from fieldfill.data.ancillary import companion, filled_variables
 from fieldfill.data.axes import Dims, Selection
 from fieldfill.data.record import open_record
@@ -19,6 +19,7 @@ from fieldfill.execution.memory import keep_freed_memory
 from fieldfill.masks.hiding import hide_cells
 from fieldfill.method import Method
 from fieldfill.metrics import physics
+from fieldfill.presets import preset
 from fieldfill.sampling.solvers import Solver
 from fieldfill.stages import Report
 from fieldfill.uncertainty.budget import Budget, budget_table

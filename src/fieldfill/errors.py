@@ -1,4 +1,4 @@
-"""The one exception that means "your input is wrong": what, which value, what to do about it. And its mild sister."""
+"""The exception for wrong input, with what is wrong, which value and what to do, and the warning beside it."""
 
 __all__ = ["InputError", "InputWarning", "MissingPackage"]
 

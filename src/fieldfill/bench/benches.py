@@ -11,9 +11,10 @@ from typing import Any
 from fieldfill.bench import published
 from fieldfill.bench.cases import CASES, UNET, Case, Scale
 from fieldfill.bench.methods import methods_of
-from fieldfill.config import PRESETS, Settings
+from fieldfill.config import Settings
 from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
+from fieldfill.presets import PRESETS
 from fieldfill.sampling.contexts import Ensemble
 
 __all__ = ["BENCHES", "Bench", "Job", "jobs_of", "paper_value"]

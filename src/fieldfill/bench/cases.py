@@ -131,6 +131,7 @@ class Scale:
     validate_every: int = 50
 
 
+# The network that all learnt methods but ours share on two cores.
 UNET = {"network": "unet", "base": 48, "levels": 3, "patch": 2}
 DATA = ("advection", "shallow-water", "navier-stokes", "gaussian", "era5")
 

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from fieldfill import baselines
 from fieldfill.baselines import Baseline
 from fieldfill.bench.cases import Case, Scale, Unavailable
-from fieldfill.config import PRESETS, Settings
+from fieldfill.config import Settings
 from fieldfill.errors import MissingPackage
+from fieldfill.presets import PRESETS
 from fieldfill.sampling.contexts import Ensemble
 from fieldfill.simulate.gaussian_field import GaussianField
 

@@ -129,8 +129,8 @@ def _settings(
     log: str | None,
     changes: list[str] | None,
 ) -> "Settings":
-    from fieldfill.config import adjusted
-    from fieldfill.config import preset as named
+    from fieldfill.presets import adjusted
+    from fieldfill.presets import preset as named
 
     settings = named(
         preset,

@@ -32,6 +32,7 @@ __all__ = [
     "without_earlier_fill",
 ]
 
+# Values of v_flag by their CF meanings.
 FLAGS = {"observed": 0, "filled": 1, "filled_without_support": 2, "outside_domain": 3}
 FILLED = (FLAGS["filled"], FLAGS["filled_without_support"])
 LISTING = "ancillary_variables"

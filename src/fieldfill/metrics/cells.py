@@ -39,6 +39,7 @@ Array = NDArray[Any]
 
 SCORES = ("mse", "rmse", "mae", "bias", "mse_all", "crps", "coverage50", "coverage90", "spread_skill", "n")
 ENSEMBLE_SCORES = ("crps_ensemble", "spread_skill_ensemble", "rank_flatness")
+# Probabilities of the central intervals whose coverage is scored.
 LEVELS = {"coverage50": 0.5, "coverage90": 0.9}
 
 

@@ -30,6 +30,7 @@ from fieldfill.simulate.spectral import check_grid, uniform, wavenumbers
 
 __all__ = ["NavierStokes", "divergence", "energy_spectrum", "resample", "velocity"]
 
+# Length of a side of the torus.
 LENGTH = 2 * math.pi
 
 

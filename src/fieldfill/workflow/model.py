@@ -40,6 +40,7 @@ from fieldfill.workflow.description import Description, check_arrays, refusing_d
 
 __all__ = ["KIND", "CropEstimates", "Model"]
 
+# Format of the directory; models of another one are refused.
 FORMAT = 5
 WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
 KIND = FolderKind("a fieldfill model", {WEIGHTS: None, DESCRIPTION: None}, DESCRIPTION, "fieldfill")

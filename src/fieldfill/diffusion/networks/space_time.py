@@ -68,6 +68,7 @@ class Kit:
     join: Callable[[Tensor, Tensor], Tensor]
 
 
+# Layers of the plain network.
 PLAIN = Kit(
     embedding=NoiseEmbedding,
     conv=PaddedConv,
@@ -79,6 +80,7 @@ PLAIN = Kit(
     add=torch.add,
     join=lambda a, b: torch.cat([a, b], dim=1),
 )
+# Layers that preserve the magnitude of their input.
 PRESERVING = Kit(
     embedding=MPEmbedding,
     conv=MPConv,
