@@ -36,6 +36,9 @@ __all__ = ["Step", "TrainSettings", "Training", "frames_at_once"]
 
 # Bytes of the first estimates of validation crops that are kept between validations, at most.
 KNOWN_BYTES = 2**28
+# Factor on the learning rate each time that validation has not improved for half of the patience: a run that will end
+# early has its small rates, too.
+SLOWER = 0.3
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ class Training:
     history
         one entry a validation: step, seconds, what `fieldfill.diffusion.validation` finds, mean loss since the last
         one. Step 0 is the first estimate.
+    slowdown
+        factor on the learning rate, see `SLOWER`.
     limit
         seconds, by the clock of the settings, that training may take in a fit whose minutes are limited.
     skipped
@@ -147,6 +152,7 @@ class Training:
     best: dict[str, float] = field(default_factory=lambda: {"error": math.inf})
     stale: int = 0
     finished: bool = False
+    slowdown: float = 1.0
     limit: float = math.inf
 
     def __post_init__(self) -> None:
@@ -289,7 +295,7 @@ class Training:
         """One step of the optimiser; returns the mean loss over the crops of all processes."""
         self.denoiser.train()
         for group in self.optimiser.param_groups:
-            group["lr"] = self.settings.learning_rate(self.progress)
+            group["lr"] = self.slowdown * self.settings.learning_rate(self.progress)
         self.optimiser.zero_grad(set_to_none=True)
         total, counted = 0.0, 0.0
         for part, (drawn, starts) in enumerate(self.drawn(self.step)):
@@ -336,6 +342,8 @@ class Training:
             self._losses.clear()
         self.history.append(entry)
         self.stale = 0 if found.error < self.least else self.stale + 1
+        if self.stale and self.stale % max(1, self.settings.patience // 2) == 0:
+            self.slowdown *= SLOWER
         self.least = min(self.least, found.error)
         if found.beats(Validation(**self.best), self.least):
             self.best, self.best_weights = asdict(found), _clone(self.average.module)
@@ -385,19 +393,7 @@ def frames_at_once(network: nn.Module, settings: TrainSettings, length: int) -> 
     return min(length, max(3, settings.frames)) if getattr(network, "frames_alike", False) else length
 
 
-CHECKPOINTED = (
-    "notes",
-    "history",
-    "step",
-    "seconds",
-    "waited",
-    "skipped",
-    "least",
-    "best",
-    "stale",
-    "finished",
-    "limit",
-)
+CHECKPOINTED = tuple("notes history step seconds waited skipped least best stale finished slowdown limit".split())
 
 
 def _clone(module: nn.Module) -> dict[str, Tensor]:
