@@ -150,3 +150,14 @@ def test_networks_that_tell_frames_apart_see_whole_windows() -> None:
     assert frames_at_once(FoldedUNet(3, 1, 6, base=8), settings, 6) == 6
     assert frames_at_once(Refiner(3, 1, 6, base=8), settings, 6) == 4
     assert frames_at_once(Refiner(3, 1, 6, base=8), settings, 3) == 3
+
+
+def test_a_run_that_will_stop_early_has_small_rates_first() -> None:
+    training = make_training(TrainSettings(steps=100, batch=2, rate=1e-30, validate_every=1, patience=4))
+    training.history.append({})  # its first validation would be the best for lack of others
+    training.least = 0.0
+    rates = []
+    training.run(report=lambda step: rates.append(training.optimiser.param_groups[0]["lr"]))
+    assert training.step == 4 and training.stopped_early
+    planned = [training.settings.learning_rate(step / 100) for step in range(4)]
+    assert rates == pytest.approx([planned[0], planned[1], 0.3 * planned[2], 0.3 * planned[3]])

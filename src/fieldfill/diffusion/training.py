@@ -37,6 +37,9 @@ __all__ = ["Step", "TrainSettings", "Training", "frames_at_once", "saved_normali
 
 # Bytes of the first estimates of validation crops that are kept between validations, at most.
 KNOWN_BYTES = 2**28
+# Factor on the learning rate each time that validation has not improved for half of the patience: a run that will end
+# early has its small rates, too.
+SLOWER = 0.3
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ class Training:
     history
         one entry a validation: step, seconds, what `fieldfill.diffusion.validation` finds, mean loss since the last
         one. Step 0 is the first estimate.
+    slowdown
+        factor on the learning rate, see `SLOWER`.
     limit
         seconds, by the clock of the settings, that training may take in a fit whose minutes are limited.
     skipped
@@ -148,6 +153,7 @@ class Training:
     best: dict[str, float] = field(default_factory=lambda: {"error": math.inf})
     stale: int = 0
     finished: bool = False
+    slowdown: float = 1.0
     limit: float = math.inf
 
     def __post_init__(self) -> None:
@@ -290,7 +296,7 @@ class Training:
         """One step of the optimiser; returns the mean loss over the crops of all processes."""
         self.denoiser.train()
         for group in self.optimiser.param_groups:
-            group["lr"] = self.settings.learning_rate(self.progress)
+            group["lr"] = self.slowdown * self.settings.learning_rate(self.progress)
         self.optimiser.zero_grad(set_to_none=True)
         total, counted = 0.0, 0.0
         for part, (drawn, starts) in enumerate(self.drawn(self.step)):
@@ -337,6 +343,8 @@ class Training:
             self._losses.clear()
         self.history.append(entry)
         self.stale = 0 if found.error < self.least else self.stale + 1
+        if self.stale and self.stale % max(1, self.settings.patience // 2) == 0:
+            self.slowdown *= SLOWER
         self.least = min(self.least, found.error)
         if found.beats(Validation(**self.best), self.least):
             self.best, self.best_weights = asdict(found), _clone(self.average.module)
@@ -404,6 +412,7 @@ CHECKPOINTED = (
     "best",
     "stale",
     "finished",
+    "slowdown",
     "limit",
 )
 

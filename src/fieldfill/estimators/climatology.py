@@ -60,7 +60,8 @@ class ClimatologySettings:
     least_std
         smallest spread of a cell, as a share of that of the variable: almost constant cells must not blow up errors.
     folds, least_folds
-        parts of the record, each predicted by maps of the others, and fewer than can be compared.
+        parts of the record, each predicted by maps of the others, and fewer than allow maps: the mean of a few crops
+        in time is mostly that of their weather.
     most_frames
         frames of the record that are read.
     least_gain
@@ -77,7 +78,7 @@ class ClimatologySettings:
     margin: float = 0.01
     least_std: float = 0.1
     folds: int = 8
-    least_folds: int = 3
+    least_folds: int = 8
     most_frames: int = 8000
     least_gain: float = 0.05
     share: float = 0.25

@@ -141,7 +141,7 @@ class Deflation:
         strong = self.modes.synthesise(c, residual.shape)
         if len(self.patterns):
             strong = strong + torch.tensordot(shares, self.patterns, dims=1)
-        return weighted - self.weight * strong
+        return weighted.addcmul_(self.weight, strong, value=-1)
 
 
 def edge_columns(torus: tuple[int, int]) -> list[int]:

@@ -195,7 +195,7 @@ class LearntField(nn.Module):
 
     def covary(self, v: Tensor, turn: Tensor | None = None) -> Tensor:
         """C v for v (B, C, T, H, W); ``turn`` are the phases (B or 1, T, K) of a drift."""
-        smooth = self._crop(self._to_torus(self._spectrum(v, turn), turn))
+        smooth = self._to_grid(self._spectrum(v, turn), turn).view_as(v)
         if len(self.patterns) == 0:
             return smooth
         flat = self.patterns.flatten(1)
@@ -217,12 +217,21 @@ class LearntField(nn.Module):
             self._operator = (torch.conj_physical(factor) @ factor.transpose(1, 2)).contiguous()
         return modes @ self._operator
 
-    def _to_torus(self, modes: Tensor, turn: Tensor | None) -> Tensor:
-        """Spectra at rest (K, B, CT) to fields (B, CT, rows, columns) on the torus."""
+    def _moving(self, modes: Tensor, turn: Tensor | None) -> Tensor:
+        """Spectra at rest (K, B, CT) as half spectra (B, CT, rows, half) that move."""
         spectrum = modes.permute(1, 2, 0)
         if turn is not None:
             spectrum = _turned(spectrum, turn)
-        return torch.fft.irfft2(spectrum.unflatten(2, (self.torus[0], -1)), s=self.torus)
+        return spectrum.unflatten(2, (self.torus[0], -1))
+
+    def _to_torus(self, modes: Tensor, turn: Tensor | None) -> Tensor:
+        """Spectra at rest (K, B, CT) to fields (B, CT, rows, columns) on the torus."""
+        return torch.fft.irfft2(self._moving(modes, turn), s=self.torus)
+
+    def _to_grid(self, modes: Tensor, turn: Tensor | None) -> Tensor:
+        """The same on the grid of a crop alone: rows beyond it need no transform along the columns."""
+        rows = torch.fft.ifft(self._moving(modes, turn), dim=-2)[..., : self.shape[2], :]
+        return torch.fft.irfft(rows, n=self.torus[1])[..., : self.shape[3]].contiguous()
 
     def _crop(self, field: Tensor) -> Tensor:
         """The crop (B, C, T, H, W) of fields on the torus."""

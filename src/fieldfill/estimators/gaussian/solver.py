@@ -15,7 +15,7 @@ def conjugate_gradients(operator: Linear, precondition: Linear, y: Tensor, steps
 
     A sample whose squared residual, as the preconditioner sees it, fell by ``tolerance`` takes no further steps.
     """
-    v, residual = torch.zeros_like(y), y
+    v, residual = torch.zeros_like(y), y.clone()
     z = precondition(residual)
     direction, size = z, _dot(residual, z)
     enough = tolerance * size
@@ -25,11 +25,11 @@ def conjugate_gradients(operator: Linear, precondition: Linear, y: Tensor, steps
             break
         image = operator(direction)
         step = active * size / _dot(direction, image).clamp(min=1e-30)
-        v = v + step * direction
-        residual = residual - step * image
+        v.addcmul_(step, direction)
+        residual.addcmul_(step, image, value=-1)
         z = precondition(residual)
         before, size = size, _dot(residual, z)
-        direction = z + size / before.clamp(min=1e-30) * direction
+        direction = torch.addcmul(z, size / before.clamp(min=1e-30), direction)
     return v
 
 
