@@ -49,9 +49,10 @@ class Drawn:
 
     def rows(self, chosen: Sequence[int] | slice) -> "Drawn":
         """Some of the crops, by number."""
-        names = ("t", "x", "noise", "context", "query", "maps")
+        parts = (self.t, self.x, self.noise, self.context, self.query, self.maps)
+        t, x, noise, context, query, maps = (part[chosen] for part in parts)
         first = None if self.first is None else self.first.mapped(lambda part: part[chosen])
-        return Drawn(*(getattr(self, name)[chosen] for name in names), first)
+        return Drawn(t, x, noise, context, query, maps, first)
 
 
 class Pools:
@@ -117,7 +118,8 @@ class Pools:
         """The crops of a pool, all positions of a batch after those of the one before."""
         draws = range(number * self.batches, (number + 1) * self.batches)
         crops = [self._draw_crop(position_stream(self.seed, draw, i)) for draw in draws for i in self.mine]
-        return Drawn(*(torch.cat(tensors) for tensors in zip(*crops)))
+        t, x, noise, context, query, maps = (torch.cat(tensors) for tensors in zip(*crops))
+        return Drawn(t, x, noise, context, query, maps)
 
     def _draw_crop(self, generator: Generator) -> tuple[Tensor, ...]:
         batch = self.crops.draw(1, generator)
