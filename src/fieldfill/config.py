@@ -75,7 +75,6 @@ __all__ = [
     "NETWORKS",
     "Settings",
     "build_denoiser",
-    "build_gaussian",
     "build_mask",
     "build_partition",
     "build_simulator",
@@ -272,16 +271,6 @@ def build_chain(
     shape = Shape(variables, frames, (rows, columns), periodic, maps, settings)
     names = [name for name in settings.estimators if frames > 1 or name not in OF_SEQUENCES]
     return Chain([ESTIMATORS[name](shape) for name in names], settings.chain)
-
-
-def build_gaussian(
-    settings: Settings, crop: tuple[int, int, int], variables: int, periodic: tuple[bool, bool]
-) -> Gaussian | None:
-    """The Gaussian estimator of ``settings`` for crops of (frames, rows, columns), or None if it is left out."""
-    if Gaussian.name not in settings.estimators:
-        return None
-    frames, rows, columns = crop
-    return Gaussian(Shape(variables, frames, (rows, columns), periodic, 0, settings).field, settings.gaussian)
 
 
 def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:

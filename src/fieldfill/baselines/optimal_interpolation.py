@@ -71,14 +71,14 @@ class OptimalInterpolation(Baseline):
         crops = _crops(data, (min(self.window, frames), min(self.crop, rows), min(self.crop, columns)))
         generator = stream(self.seed, "hold-out")
         crops.held = hold_out(crops, self.share, generator)
-        gaussian = Gaussian(LearntField(variables, crops.length, crops.shape[1:], crops.periodic, steps=self.steps))
-        normaliser, learnt = learn_normaliser(crops, generator, gaussian=gaussian)
+        normaliser = learn_normaliser(crops, generator)
         if (normaliser.std > 0).all():  # a constant has no spread to learn
             crops.normalise(normaliser)
         self.normaliser_ = crops.normaliser
         # alpha = 1 and sigma = 0: the observations are taken as they are.
-        lesson = Lesson(crops, AllObserved(), (1.0, 0.0), self.seed, stream(self.seed, "covariance"), learnt)
-        self.chosen_, self.field_ = Chain([gaussian]).learn(lesson), gaussian.field
+        lesson = Lesson(crops, AllObserved(), (1.0, 0.0), self.seed, stream(self.seed, "covariance"))
+        self.field_ = LearntField(variables, crops.length, crops.shape[1:], crops.periodic, steps=self.steps)
+        self.chosen_ = Chain([Gaussian(self.field_)]).learn(lesson)
         self.calibration_ = self._calibrate(crops) if self.probes else np.ones(variables)
 
     def summary(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ is seen at the context cells only. There are two kinds of estimators:
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -36,7 +36,6 @@ __all__ = [
     "Example",
     "Given",
     "Law",
-    "Learnt",
     "Lesson",
     "Mean",
     "Source",
@@ -154,10 +153,6 @@ class Example:
     estimate: Tensor
 
 
-Learnt: TypeAlias = dict[str, tuple[dict[str, Tensor], dict[str, float]]]
-"""State and notes of estimators, by name, that have learnt already."""
-
-
 @dataclass
 class Lesson:
     """What estimators learn from.
@@ -172,8 +167,6 @@ class Lesson:
         alpha_t and sigma_t of a fill, the least noise there is.
     generator
         of all random choices but those of the examples, which follow from ``seed``.
-    learnt
-        sources that need not learn again.
     examples
         crops for corrections, made by the chain after its sources have learnt.
     stages
@@ -185,7 +178,6 @@ class Lesson:
     level: tuple[float, float]
     seed: int
     generator: Generator
-    learnt: Learnt = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     stages: Stages = field(default_factory=Stages)
 

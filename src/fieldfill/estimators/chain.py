@@ -153,11 +153,7 @@ class Chain(nn.Module):
             if source.optional and lesson.stages.late():
                 continue
             so_far = Chain([step for step in self.sources if step.name in (*found, source.name)], self.settings)
-            if source.name in lesson.learnt:
-                state, found[source.name] = lesson.learnt[source.name]
-                source.load_state_dict(state)
-            else:
-                found[source.name] = source.learn(lesson, so_far)
+            found[source.name] = source.learn(lesson, so_far)
         lesson.stages.begin("first estimate", share=self.settings.sources_share)
         if self.sources:
             found["sources"] = {"effort": self._choose_effort(lesson)}

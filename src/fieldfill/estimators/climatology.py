@@ -15,12 +15,12 @@ Gaps are often in the same places, where few values were seen and a map knows le
 are missing values in its cell for one that was observed.
 
 That does not show how well the anomalies can be interpolated. What is wrong in the maps is the same in every frame, and
-a covariance takes it for a field. So the maps are challenged by one number for all cells: a Gaussian field is learnt
-with either, and the maps go if the held-out cells are interpolated better without them, in the units of the data, by a
-margin and by more than the standard error over validation crops.
+a covariance takes it for a field. So one number for all cells, the mean alone, and both maps are compared: a Gaussian
+field is learnt briefly with each of them, and the simplest stays unless another interpolates the held-out cells better,
+in the units of the data, by a margin and by more than the standard error over validation crops. Maps that are obvious
+come first: they stay unless something simpler is better.
 """
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -33,9 +33,11 @@ from torch import Generator, Tensor
 
 from fieldfill.data.crops import Crops
 from fieldfill.data.transforms import Normaliser
-from fieldfill.estimators.base import Claim, Given, Learnt, Lesson, Source
+from fieldfill.estimators.base import Claim, Given, Lesson, Source
 from fieldfill.estimators.chain import Chain, HeldOutError
 from fieldfill.estimators.gaussian.estimator import Gaussian
+from fieldfill.estimators.gaussian.field import LearntField
+from fieldfill.estimators.gaussian.learning import GaussianSettings, learn_covariance
 from fieldfill.partition import AllObserved
 from fieldfill.stages import Stages
 
@@ -64,8 +66,10 @@ class ClimatologySettings:
         in time is mostly that of their weather.
     most_frames
         frames of the record that are read.
-    least_gain
-        share of the interpolation error that one number for all cells must remove to be taken.
+    obvious_mean, obvious_spread
+        gains from which on a map stays unless something simpler interpolates better.
+    rounds
+        of expectation–maximisation in which the Gaussian fields that compare maps are learnt.
     share
         of the time limit of a fit that may be used for this.
     most_weight
@@ -80,7 +84,9 @@ class ClimatologySettings:
     folds: int = 8
     least_folds: int = 8
     most_frames: int = 8000
-    least_gain: float = 0.05
+    obvious_mean: float = 0.5
+    obvious_spread: float = 0.3
+    rounds: int = 2
     share: float = 0.25
     most_weight: float = 20.0
 
@@ -109,82 +115,74 @@ class NoAnomaly:
 
 
 def learn_normaliser(
-    crops: Crops,
-    generator: Generator,
-    settings: ClimatologySettings | None = None,
-    stages: Stages | None = None,
-    gaussian: Gaussian | None = None,
-) -> tuple[Normaliser, Learnt]:
-    """The normaliser of ``crops``, one number for each variable, or maps (C, H, W) where these lower the error.
-
-    ``gaussian`` decides, an estimator that has not learnt; what it learns with the chosen normaliser is returned, too.
-    """
+    crops: Crops, generator: Generator, settings: ClimatologySettings | None = None, stages: Stages | None = None
+) -> Normaliser:
+    """The normaliser of ``crops``, one number for each variable, or maps (C, H, W) where these lower the error."""
     settings = settings or ClimatologySettings()
     own, folds = crops.normaliser, _Folds(crops, generator, settings)
     if len(folds) < settings.least_folds:
-        return own, {}
-    mean, squares = folds.mean()
-    spread = folds.spread(squares)
-    if mean is None and spread.shape[-1] == 1:
-        return own, {}
+        return own
+    mean = folds.mean()
+    spread = folds.spread(mean.squares)
     shift, scale = own.mean[:, None, None], own.std[:, None, None]
-    centre = shift if mean is None else shift + scale * mean.double().numpy()
-    maps = Normaliser(centre, scale * spread.sqrt().double().numpy())
-    if gaussian is None:
-        return maps, {}
-    number, learnt = least_missed(crops, [maps, own], generator, settings, stages or Stages(), folds.weight, gaussian)
-    return (maps, own)[number], learnt
+    centre = shift if mean.found is None else shift + scale * mean.found.double().numpy()
+    options, first = [own], 0
+    if mean.found is not None:
+        first = len(options) if mean.gain > settings.obvious_mean else first
+        options.append(Normaliser(centre, scale * folds.overall(mean.squares).sqrt().double().numpy()))
+    if spread.found is not None:
+        first = len(options) if spread.gain > settings.obvious_spread else first
+        options.append(Normaliser(centre, scale * spread.found.sqrt().double().numpy()))
+    options.insert(0, options.pop(first))
+    return least_missed(crops, options, generator, settings, stages or Stages())
 
 
 def least_missed(
-    crops: Crops,
-    options: Sequence[Normaliser],
-    generator: Generator,
-    settings: ClimatologySettings,
-    stages: Stages,
-    weight: Tensor,
-    gaussian: Gaussian,
-) -> tuple[int, Learnt]:
-    """Number of the first of the options, unless a later one interpolates clearly better, and the estimator learnt.
-
-    Cells have ``weight`` (C, H, W).
-    """
+    crops: Crops, options: Sequence[Normaliser], generator: Generator, settings: ClimatologySettings, stages: Stages
+) -> Normaliser:
+    """The first of the options, unless a later one interpolates clearly better."""
     own, state, chosen = crops.normaliser, generator.get_state(), 0
     errors: list[list[float]] = []
-    learnt: list[Learnt] = []
-    held = zip(crops.held.places, crops.held.masks)
-    weights = [(mask * crops.cut(weight, place)[:, None]).sum().item() for place, mask in held]
-    for number, option in enumerate(options):
+    cells = [int(mask.sum()) for mask in crops.held.masks]
+    for number, option in enumerate(options if len(options) > 1 else []):
         if errors and stages.late():
             break
         crops.normalise(option)
         generator.set_state(state)  # all learn from the same crops
-        chain = Chain([copy.deepcopy(gaussian)]).eval()
-        learnt.append(_learnt(chain, Lesson(crops, AllObserved(), NO_NOISE, 0, generator, stages=stages)))
-        errors.append(_errors(chain, crops, weight))
-        gain = HeldOutError.of([a - b for a, b in zip(errors[chosen], errors[number])], weights)
-        mean = sum(errors[number]) / max(1.0, sum(weights))
-        if gain.mean > max(settings.least_gain * (mean + gain.mean), gain.standard_error):
+        errors.append(_interpolation_errors(crops, generator, settings.rounds, stages))
+        gain = HeldOutError.of([a - b for a, b in zip(errors[chosen], errors[number])], cells)
+        mean = sum(errors[number]) / max(1, sum(cells))
+        if gain.mean > max(settings.margin * (mean + gain.mean), gain.standard_error):
             chosen = number
         stages.advance(f"held-out error {mean:.4f}")
     crops.normalise(own)
-    return chosen, learnt[chosen]
+    return options[chosen]
 
 
-def _learnt(chain: Chain, lesson: Lesson) -> Learnt:
-    found = {step.name: step.learn(lesson, chain) for step in chain.sources}
-    return {name: (chain.steps[name].state_dict(), notes) for name, notes in found.items()}
-
-
-def _errors(chain: Chain, crops: Crops, weight: Tensor) -> list[float]:
-    """Weighted squared errors at the held-out cells of each validation crop, as shares of the record's variances."""
+def _interpolation_errors(crops: Crops, generator: Generator, rounds: int, stages: Stages) -> list[float]:
+    """Summed squared errors at the held-out cells of each validation crop, as shares of the variances of the record."""
+    field = LearntField(crops.record.shape[1], crops.length, crops.shape[1:], crops.periodic)
+    chain = Chain([Gaussian(field)]).eval()
+    brief = GaussianSettings(rounds=rounds, memory_parts=(), pattern_rounds=0)
+    learn_covariance(field, Lesson(crops, AllObserved(), NO_NOISE, 0, generator, stages=stages), chain, brief)
     errors = []
     for place in crops.held.places:
         batch, held = crops.held_out([place])
         error = chain.answer(Given(batch.x * batch.observed, batch.observed, torch.zeros(()), batch.maps)) - batch.x
-        squares = (crops.scale_at(place)[:, None] * error).square() * crops.cut(weight, place)[:, None]
-        errors.append(torch.where(held, squares, 0).double().sum().item())
+        errors.append((crops.scale_at(place)[:, None] * error)[held].double().square().sum().item())
     return errors
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A map (C, H, W) that is clearly better than one number, or None, its gain, and what the other folds leave.
+
+    ``squares`` (folds, C, H, W) are summed squared distances of the values from the mean.
+    """
+
+    found: Tensor | None
+    gain: float
+    squares: Tensor
 
 
 class _Folds:
@@ -219,8 +217,8 @@ class _Folds:
     def __len__(self) -> int:
         return len(self.count)
 
-    def mean(self) -> tuple[Tensor | None, Tensor]:
-        """Map of the mean (C, H, W), or None, and squared distances (folds, C, H, W) from that of the other folds."""
+    def mean(self) -> _Map:
+        """Map of the mean; its gain is a share of the variance."""
 
         def off(m: Tensor) -> Tensor:
             return self.power - 2 * m * self.total + m.square() * self.count
@@ -229,25 +227,23 @@ class _Folds:
             return self._drawn(self.total, smoothing, weight, left)
 
         options = list(itertools.product(self.settings.smoothing, self.settings.mean_weights))
-        chosen, squares = self._best(options, make, off, off(torch.zeros(())))
-        return (None if chosen is None else make(*chosen, ())), squares
+        return self._best(options, make, off, off(torch.zeros(())))
 
-    def spread(self, squares: Tensor) -> Tensor:
-        """Variance, a map (C, H, W) or one number (C, 1, 1), from squared distances (folds, C, H, W)."""
+    def spread(self, squares: Tensor) -> _Map:
+        """Map of the variance from ``squares`` (folds, C, H, W); its gain is in log-likelihood per value."""
 
         def make(smoothing: float, weight: float, left: Sequence[int]) -> Tensor:
-            overall = self._overall(squares, left)
-            return torch.maximum(self._drawn(squares, smoothing, weight, left), self.settings.least_std**2 * overall)
+            least = self.settings.least_std**2 * self.overall(squares, left)
+            return torch.maximum(self._drawn(squares, smoothing, weight, left), least)
 
         def surprise(v: Tensor) -> Tensor:
             return self.count * v.log() + squares / v
 
-        overall = torch.stack([self._overall(squares, (fold,)) for fold in range(len(self))])
+        overall = torch.stack([self.overall(squares, (fold,)) for fold in range(len(self))])
         options = list(itertools.product(self.settings.smoothing, self.settings.spread_weights))
-        chosen, _ = self._best(options, make, surprise, surprise(overall))
-        return self._overall(squares, ()) if chosen is None else make(*chosen, ())
+        return self._best(options, make, surprise, surprise(overall))
 
-    def _overall(self, sums: Tensor, left: Sequence[int]) -> Tensor:
+    def overall(self, sums: Tensor, left: Sequence[int] = ()) -> Tensor:
         """Mean (C, 1, 1) over the visible values of all folds that are not ``left`` out."""
         kept = [fold for fold in range(len(self)) if fold not in left]
         total, count = (part[kept].sum((0, 2, 3))[:, None, None] for part in (sums, self.count))
@@ -262,7 +258,7 @@ class _Folds:
             if smoothing:
                 both = gaussian_filter1d(both, smoothing, axis=axis, mode="wrap" if closed else "constant")
         total, count = max(1.0, 4 * math.pi * smoothing**2) * torch.from_numpy(both)
-        return (total + weight * self._overall(sums, left)) / (count + weight)
+        return (total + weight * self.overall(sums, left)) / (count + weight)
 
     def _best(
         self,
@@ -270,8 +266,8 @@ class _Folds:
         make: Callable[[float, float, Sequence[int]], Tensor],
         price: Callable[[Tensor], Tensor],
         simple: Tensor,
-    ) -> tuple[tuple[float, float] | None, Tensor]:
-        """The option with the lowest price if it is clearly below ``simple``, else None; prices of all cells."""
+    ) -> _Map:
+        """The map with the lowest price if that is clearly below the ``simple`` one; its squares are prices."""
         count = (self.weight * self.count).sum((1, 2, 3)).tolist()
         best, least = None, simple
         for option in options:
@@ -279,5 +275,6 @@ class _Folds:
             if best is None or (self.weight * found).sum() < (self.weight * least).sum():
                 best, least = option, found
         gain = HeldOutError.of((self.weight * (simple - least)).sum((1, 2, 3)).tolist(), count)
-        clear = gain.mean > max(self.settings.margin, gain.standard_error)
-        return (best, least) if clear else (None, simple)
+        if best is None or gain.mean <= max(self.settings.margin, gain.standard_error):
+            return _Map(None, 0.0, simple)
+        return _Map(make(*best, ()), gain.mean, least)

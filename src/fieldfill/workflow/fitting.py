@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, build_gaussian, static_features
+from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, static_features
 from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
 from fieldfill.diffusion.team import Team
 from fieldfill.diffusion.training import Step, Training, saved_normaliser
-from fieldfill.estimators.base import Learnt, Lesson
+from fieldfill.estimators.base import Lesson
 from fieldfill.estimators.climatology import Climatology, learn_normaliser
 from fieldfill.execution.threads import using_threads
 from fieldfill.seeds import stream
@@ -69,14 +69,10 @@ def _fit(
     state = None if folder is None else folder.state
     resumes = resume and state is not None and state.exists()
     stages.begin("mean and spread", share=settings.climatology.share)
-    learnt: Learnt = {}
     if resumes and state is not None:
         crops.normalise(saved_normaliser(state))
     elif Climatology.name in settings.estimators:
-        gaussian = build_gaussian(settings, crops.shape, len(record.variables), crops.periodic)
-        generator = stream(seed, "climatology")
-        normaliser, learnt = learn_normaliser(crops, generator, settings.climatology, stages, gaussian)
-        crops.normalise(normaliser)
+        crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology, stages))
     stages.begin("audit")
     bank = mask_bank(crops, settings, seed)
     name, partition, audits = audited(crops, bank, settings, seed)
@@ -88,7 +84,7 @@ def _fit(
         training.load(state)
     else:
         generator = stream(seed, "covariance")
-        lesson = Lesson(crops, partition, denoiser.schedule.least_noise, seed, generator, learnt, stages=stages)
+        lesson = Lesson(crops, partition, denoiser.schedule.least_noise, seed, generator, stages=stages)
         training.notes = denoiser.learn_first(lesson)
     if folder is not None and team.first:
         folder.prepare(identity, resume)
