@@ -47,6 +47,8 @@ LEAST_BETTER = 0.02
 QUIET = 1e-2
 # Cells of the crops that are completed together.
 BATCH_CELLS = 2**19
+# Time of an answer, in steps of the network.
+COST = 9.0
 
 
 class Waves(Source):
@@ -78,6 +80,10 @@ class Waves(Source):
         calm = given.rows(quiet)
         own, clear = self.equations.estimate(calm.y, calm.context, noise[quiet])
         return Claim(quiet[clear], WaveLaw(self.equations, own)) if clear.any() else None
+
+    @property
+    def cost(self) -> float:
+        return COST if self.equations is not None else 0.0
 
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
         (common,) = self._common
