@@ -82,6 +82,8 @@ SEAS = {"25x216x192": (25, 216, 192, 3.5), "365x400x500": (365, 400, 500, 18.0)}
 CLEAR, FIELD_SCALE, CLOUD_SCALE, MEMORY, CLOUD_MEMORY = 0.4, 12.0, 10.0, 0.95, 0.6
 # Cells per side of the grids on which a step is measured, and frames of their records.
 GRIDS, STEP_FRAMES = (64, 128, 256, 512), 24
+# Pools of steps that are measured, after a first step that prepares what later ones use again.
+STEPS = 12
 
 
 def simulate(case: str, seed: int) -> dict[str, Any]:
@@ -227,8 +229,9 @@ def training_step(seed: int) -> dict[str, Any]:
         crops.maps = torch.zeros(0, side, side)
         training, known = Training(denoiser, crops, PixelPartition(), settings.training, seed), {}
         validate(denoiser, crops, seed, known=known)
-        steps = training.pools.batches * training.pools.reuse
+        steps = training.pools.batches * training.pools.reuse * STEPS
         with training.pools:
+            training.train_step()
             begun = time.process_time()
             for _ in range(steps):
                 training.train_step()

@@ -5,6 +5,7 @@ import torch
 from conftest import make_training
 from fieldfill.diffusion.team import Team
 from fieldfill.diffusion.training import Training, TrainSettings
+from fieldfill.estimators.propagator import Equations
 
 
 def training(reuse: int = 3, **given) -> Training:
@@ -58,8 +59,9 @@ def test_processes_have_their_own_crops_of_a_step() -> None:
     assert torch.equal(whole.noise, torch.cat([part.noise for part in parts]))
 
 
-def test_without_a_first_estimate_every_step_has_new_crops() -> None:
-    made = training(reuse=8)
-    made.denoiser.chain.steps.clear()
-    fresh = Training(made.denoiser, made.crops, made.partition, made.settings, 0)
-    assert fresh.pools.reuse == 1 and not torch.equal(fresh.pools(0).noise, fresh.pools(1).noise)
+def test_a_crop_is_used_again_only_where_its_first_estimate_is_dear() -> None:
+    made = training(reuse=0)
+    assert made.pools.reuse == 1 and not torch.equal(made.pools(0).noise, made.pools(1).noise)
+    common = made.denoiser.chain.steps["gaussian"].field
+    made.denoiser.chain.steps["waves"].equations = Equations(common.shape, common.torus)
+    assert made.pools.reuse == 8 and made.pools.batches > 1

@@ -1,7 +1,7 @@
 """Pools of training crops: the first estimate of a crop is made once and used in several steps.
 
-The first estimate costs up to ten times what a step of the network costs. So the crops of several steps are drawn and
-estimated together, as a pool, and each of them is used ``reuse`` times before the next pool takes its place. Every
+The first estimate may cost up to ten times what a step of the network costs. Then the crops of several steps are drawn
+and estimated together, as a pool, and each of them is used several times before the next pool takes its place. Every
 step has one crop at each of its positions i; which one is shuffled anew each time the pool is gone through.
 
 Whatever is random follows from the seed, the number of the draw or of the step, and i alone: a run that is taken up
@@ -28,6 +28,8 @@ __all__ = ["Drawn", "Pools"]
 # Batches in a pool at most, and cells (B, C, T, H, W) of them.
 MOST_BATCHES = 8
 POOL_CELLS = 2**21
+# Steps in which a crop is used at most, where the cost of its first estimate decides.
+MOST_REUSE = 8
 # Cells whose first estimates are made together.
 ESTIMATED_CELLS = 2**17
 
@@ -62,6 +64,8 @@ class Pools:
 
     Attributes
     ----------
+    reuse
+        steps in which a crop is used; if it is given as 0, it follows from the cost of what the chain has learnt.
     waited
         seconds spent waiting for data.
     seconds
@@ -81,9 +85,8 @@ class Pools:
         device: torch.device,
     ) -> None:
         self.denoiser, self.crops, self.partition, self.times = denoiser, crops, partition, times
-        self.seed, self.mine, self.reuse, self.device = seed, mine, reuse, device
-        room = POOL_CELLS // (batch * crops.cells)
-        self.batches = max(1, min(MOST_BATCHES, room)) if reuse > 1 else 1
+        self.seed, self.mine, self.device = seed, mine, device
+        self.room, self.given = POOL_CELLS // (batch * crops.cells), reuse
         self.ahead = Ahead(self._draw)
         self.waited = self.seconds = 0.0
         self._pool: tuple[int, Drawn] | None = None
@@ -95,6 +98,16 @@ class Pools:
     def __exit__(self, *_: object) -> None:
         self.ahead.__exit__()
         self._pool = None
+
+    @property
+    def reuse(self) -> int:
+        cost = sum(step.cost for step in self.denoiser.chain.steps.values())
+        return self.given or max(1, min(MOST_REUSE, round(cost)))
+
+    @property
+    def batches(self) -> int:
+        """Batches in a pool; crops that are used once need no company."""
+        return max(1, min(MOST_BATCHES, self.room)) if self.reuse > 1 else 1
 
     def __call__(self, step: int) -> Drawn:
         """This process's crops of a step, in the order of their positions."""

@@ -69,7 +69,8 @@ class TrainSettings:
     validate_every, patience
         steps between validations, and how many without improvement end the run.
     reuse
-        steps in which a crop and its first estimate are used; 1 where there is no first estimate.
+        steps in which a crop and its first estimate are used; 0 = as many as it costs steps of the network, see
+        `fieldfill.estimators.base.Estimator.cost`. More steps on the same crops teach less than new crops do.
     precision
         in which the network computes while it trains; losses, weights and validation are float32 always.
     compile
@@ -92,7 +93,7 @@ class TrainSettings:
     validate_every: int = 100
     patience: int = 8
     accumulate: int = 0
-    reuse: int = 8
+    reuse: int = 0
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False
     shrink: bool = True
@@ -177,11 +178,17 @@ class Training:
         mine = len(self.team.share(self.settings.batch))
         self.parts = min(mine, self.settings.accumulate or math.ceil(mine / self.crops.at_once))
         self.frames = frames_at_once(self.network, self.settings, self.crops.length)
-        # Without a first estimate nothing is saved by using a crop again.
-        reuse = self.settings.reuse if len(self.denoiser.chain.steps) else 1
         share, batch = self.team.share(self.settings.batch), self.settings.batch
         self.pools = Pools(
-            self.denoiser, self.crops, self.partition, self.times, self.seed, share, batch, reuse, self.team.device
+            self.denoiser,
+            self.crops,
+            self.partition,
+            self.times,
+            self.seed,
+            share,
+            batch,
+            self.settings.reuse,
+            self.team.device,
         )
         self._losses: list[float] = []
         self._known: dict[int, Answer] | None = {} if self._known_bytes() <= KNOWN_BYTES else None

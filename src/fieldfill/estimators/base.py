@@ -199,6 +199,11 @@ class Estimator(nn.Module, abc.ABC):
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
         """Learns what the steps before it leave; ``chain`` ends with this step. Returns what was found, for people."""
 
+    @property
+    def cost(self) -> float:
+        """Time of an answer while the network trains, in steps of the network, where it is more than half a step."""
+        return 0.0
+
     def set_effort(self, effort: float) -> None:
         """Multiplies the iterations of a solver, for estimators that have one."""
 

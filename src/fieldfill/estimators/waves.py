@@ -29,6 +29,8 @@ __all__ = ["Waves"]
 LEAST_FRAMES = 4
 # Cells of the crops that are completed together.
 BATCH_CELLS = 2**19
+# Time of an answer, in steps of the network.
+COST = 9.0
 
 
 class Waves(Source):
@@ -63,6 +65,10 @@ class Waves(Source):
         calm = given.rows(quiet)
         own, clear = self.equations.estimate(calm.y, calm.context, noise[quiet])
         return Claim(quiet[clear], WaveLaw(self.equations, own)) if clear.any() else None
+
+    @property
+    def cost(self) -> float:
+        return COST if self.equations is not None else 0.0
 
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
         (common,), settings = self._common, self.settings

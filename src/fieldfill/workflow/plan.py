@@ -61,7 +61,7 @@ class Plan:
         held, forward = len(crops.held.places), FORWARD * self.step + self.estimate
         learnt = LEARNING_ROUNDS * max(2, LEARNING_CELLS // crops.cells)
         judged = JUDGEMENTS * min(held, max(3, JUDGED_CELLS // crops.cells))
-        step = training.batch * (self.step + self.estimate / 2 / training.reuse)
+        step = training.batch * (self.step + self.estimate / 2 / max(1, training.reuse))
         validations = FORWARD * self.step * held * training.steps / training.validate_every
         choice = CHOICE_PASSES * CHOICE_CROPS if self.settings.contexts and self.settings.choose_contexts else 0
         return {
