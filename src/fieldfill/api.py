@@ -262,6 +262,8 @@ def hide(
     variables: Sequence[str] | None = None,
     dims: Dims | None = None,
     seed: int = 0,
+    sel: Selection | None = None,
+    each: str | Sequence[str] = (),
 ) -> tuple[xr.Dataset, float]:
     """A copy of ``ds`` with cells set to NaN, for experiments in which the truth is known, and the share left observed.
 
@@ -284,7 +286,7 @@ def hide(
     >>> gappy.attrs["fieldfill_mask"]
     '{"pattern": "pixel", "observed": 0.3, "every": 1, "seed": 0}'
     """
-    record = open_record(ds, variables, dims)
+    record = open_record(ds, variables, dims, sel=sel, each=each)
     gappy, share = hide_cells(record, build_mask(pattern, observed, record.shape[3:]), every, seed)
     made = {"pattern": pattern, "observed": observed, "every": every, "seed": seed}
     gappy.attrs["fieldfill_mask"] = json.dumps(made)

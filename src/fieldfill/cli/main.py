@@ -466,6 +466,8 @@ def mask(
     every: Annotated[int | None, typer.Option("--every", help="Draw a new mask every so many frames.")] = None,
     variables: Variables = None,
     dims: DimNames = None,
+    sel: Chosen = None,
+    each: Each = None,
     seed: Seed = 0,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -480,7 +482,8 @@ def mask(
     check_output(output, data_kind(output), overwrite)
     ds = open_dataset(data)
     check_space(output, stored_bytes(ds, output))
-    gappy, share = hide(ds, pattern, observed, every, _names(variables), _dims(dims), seed)
+    chosen, samples = _sel(sel), _names(each) or ()
+    gappy, share = hide(ds, pattern, observed, every, _names(variables), _dims(dims), seed, chosen, samples)
     save_dataset(gappy, output, overwrite)
     result = {"output": str(output), "pattern": pattern, "observed": share, "seed": seed}
     _say(result, f"{output}: {share:.1%} of the cells observed (pattern {pattern}, seed {seed})", as_json)

@@ -5,20 +5,20 @@ record with several samples, the first is shown.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from fieldfill.data.ancillary import companion, companions, filled_variables
-from fieldfill.data.axes import Axes
+from fieldfill.data.axes import Axes, Dims, find_axes
 from fieldfill.data.record import FLAGS, Record, open_record
 from fieldfill.errors import InputError
 from fieldfill.metrics.records import matched
 from fieldfill.report.phrasing import axis_label, pretty_units, time_labels
 
-__all__ = ["Field", "MapGrid", "Story", "read_fields", "read_record", "thinning", "typical_frame"]
+__all__ = ["Field", "MapGrid", "Story", "read_fields", "read_record", "thinning", "typical_frame", "with_axes"]
 
 # Bytes of a cell of a frame in the page: three 16-bit numbers and a flag, in base 64.
 CELL_BYTES = 10
@@ -66,7 +66,7 @@ class Story:
     budget: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
     title: str = "Filling the gaps"
-    dims: tuple[str, str, str] | None = None
+    dims: Dims | None = None
 
 
 @dataclass(frozen=True)
@@ -154,22 +154,49 @@ class Field:
         return bool(low < 0 < high and max(-low, high) < 2 * min(-low, high))
 
 
+def with_axes(story: Story) -> Story:
+    """The story with three axes in its data: one that they do not have becomes a dimension of length 1."""
+    names = filled_variables(story.filled)
+    axes = find_axes(story.filled[names] if names else story.filled, story.dims)
+    time, row = ("frame" if axes.time is None else None), ("row" if axes.y is None else None)
+
+    def wider(ds: xr.Dataset | None, *new: str | None) -> xr.Dataset | None:
+        return ds if ds is None else ds.expand_dims([name for name in new if name is not None])
+
+    filled = wider(story.filled, time, row)
+    assert filled is not None
+    return replace(
+        story,
+        filled=filled,
+        truth=wider(story.truth, time, row),
+        exposure=wider(story.exposure, row),
+        dims=(axes.time or time, axes.y or row, axes.x),
+    )
+
+
 def read_record(story: Story) -> Record:
-    """Axes and variables of the filled data set."""
+    """Axes and variables of the filled data set, all other dimensions of which number samples."""
     names = filled_variables(story.filled)
     if not names:
         held = ", ".join(map(str, story.filled.data_vars)) or "nothing"
         raise InputError(f"no filled variable with its flag (v, v_flag) to report on; the data set holds {held}")
     # Without the flags, what was filled is read as well.
     flags = [companions(story.filled, name)["flag"] for name in names]
-    return open_record(story.filled.drop_vars(flags), names, story.dims)
+    axes = find_axes(story.filled[names], story.dims)
+    return open_record(
+        story.filled.drop_vars(flags), names, story.dims, each=tuple(axes.others(story.filled[names[0]]))
+    )
 
 
 def read_fields(story: Story, record: Record) -> list[Field]:
     """What is drawn of every variable, within the page's budget of bytes."""
     stride, frames = thinning(record.shape)
-    filled = _north_up(_first(story.filled, record.axes), record.axes)
-    truth = None if story.truth is None else _first(story.truth, record.axes)
+    others = [dim for dim in story.filled[record.variables[0]].dims if dim not in record.axes.grid]
+    filled = _north_up(story.filled.isel(dict.fromkeys(others, 0), drop=True), record.axes)
+    truth = None
+    if story.truth is not None:
+        found = {name: matched(story.truth, story.filled[name]) for name in record.variables}
+        truth = xr.Dataset(found).isel(dict.fromkeys(others, 0), drop=True)
     exposure = None if story.exposure is None else _north_up(story.exposure, record.axes)
     return [_field(name, filled, truth, exposure, record.axes, stride, frames) for name in record.variables]
 
@@ -198,13 +225,9 @@ def thinning(shape: tuple[int, int, int, int, int], fewest: int = 24, most: int 
     return stride, np.unique(np.linspace(0, total - 1, count).round().astype(int))
 
 
-def _first(ds: xr.Dataset, axes: Axes) -> xr.Dataset:
-    return ds if axes.sample is None or axes.sample not in ds.dims else ds.isel({axes.sample: 0}, drop=True)
-
-
 def _north_up(ds: xr.Dataset, axes: Axes) -> xr.Dataset:
     """Rows and columns in ascending order of their coordinates, where they have numeric ones."""
-    return ds.sortby([name for name in (axes.y, axes.x) if _numeric(ds, name)])
+    return ds.sortby([name for name in axes.grid[1:] if _numeric(ds, name)])
 
 
 def _numeric(ds: xr.Dataset, name: str) -> bool:
@@ -220,25 +243,26 @@ def _field(
     stride: int,
     frames: np.ndarray,
 ) -> Field:
-    thin = {axes.y: slice(None, None, stride), axes.x: slice(None, None, stride)}
+    time, *space = axes.grid
+    thin = dict.fromkeys(space, slice(None, None, stride))
 
     def shown(variable: xr.DataArray) -> np.ndarray:
-        return variable.isel({axes.time: frames, **thin}).transpose(axes.time, axes.y, axes.x).values
+        return variable.isel({time: frames, **thin}).transpose(time, *space).values
 
     def mapped(suffix: str) -> np.ndarray | None:
         if exposure is None or f"{name}_{suffix}" not in exposure:
             return None
-        return exposure[f"{name}_{suffix}"].isel(thin).transpose(axes.y, axes.x).values
+        return exposure[f"{name}_{suffix}"].isel(thin).transpose(*space).values
 
     variable, std = filled[name], companion(filled, name, "std")
-    flag = filled[companions(filled, name)["flag"]].transpose(axes.time, axes.y, axes.x).values
+    flag = filled[companions(filled, name)["flag"]].transpose(time, *space).values
     coverage, seen = _coverage(flag)
     return Field(
         name=name,
         label=str(variable.attrs.get("long_name", name)),
         units=pretty_units(variable.attrs.get("units", "")),
         grid=_grid(filled, axes, stride),
-        times=time_labels(filled, axes.time),
+        times=time_labels(filled, time),
         frames=frames,
         value=shown(variable),
         flag=flag[frames, ::stride, ::stride],
@@ -261,12 +285,13 @@ def _coverage(flag: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _grid(ds: xr.Dataset, axes: Axes, stride: int) -> MapGrid:
     coords = {}
-    for name in (axes.y, axes.x):
+    _, *space = axes.grid
+    for name in space:
         known = _numeric(ds, name) and bool((np.diff(ds[name].values) > 0).all())
         centres = ds[name].values.astype(float) if known else np.arange(ds.sizes[name], dtype=float)
         coords[name] = centres[::stride]
-    x, y = coords[axes.x], coords[axes.y]
-    units = [_units(ds, name) for name in (axes.y, axes.x)]
+    y, x = (coords[name] for name in space)
+    units = [_units(ds, name) for name in space]
     if all(unit.startswith("degree") for unit in units) and np.abs(y).max() <= 90:
         # A degree of longitude shrinks towards the poles; beyond 75 no rectangle is a fair map.
         ratio = 1 / np.cos(np.deg2rad(min(75.0, abs(float(y.mean())))))
@@ -274,7 +299,7 @@ def _grid(ds: xr.Dataset, axes: Axes, stride: int) -> MapGrid:
         ratio = 1.0
     else:
         ratio = float(np.ptp(_edges(x)) / len(x) / (np.ptp(_edges(y)) / len(y)))
-    return MapGrid(x, y, axis_label(ds, axes.x), axis_label(ds, axes.y), ratio)
+    return MapGrid(x, y, axis_label(ds, space[1]), axis_label(ds, space[0]), ratio)
 
 
 def _units(ds: xr.Dataset, name: str) -> str:

@@ -21,7 +21,7 @@ from fieldfill.data.record import Record
 from fieldfill.errors import MissingPackage
 from fieldfill.metrics import reliability, score, score_by_distance
 from fieldfill.report import charts, maps
-from fieldfill.report.contents import Field, Story, read_fields, read_record
+from fieldfill.report.contents import Field, Story, read_fields, read_record, with_axes
 from fieldfill.report.headline import Facts, headline, tiles
 from fieldfill.report.phrasing import percent
 from fieldfill.report.style import CSS, SCRIPT
@@ -50,7 +50,7 @@ class _Page:
     """Gathers the figures while the sections are written; both end up in one file."""
 
     def __init__(self, story: Story) -> None:
-        self.story = story
+        self.story = story = with_axes(story)
         self.figures: dict[str, Any] = {}
         self.movies: dict[str, Any] = {}
         self.titles: dict[str, str] = {}

@@ -9,7 +9,7 @@ from fieldfill.data.kinds import PICTURE
 from fieldfill.data.outputs import check_output, replacing
 from fieldfill.errors import MissingPackage
 from fieldfill.report.colours import INK, LAND, colour_map
-from fieldfill.report.contents import Field, Story, read_fields, read_record, typical_frame
+from fieldfill.report.contents import Field, Story, read_fields, read_record, typical_frame, with_axes
 from fieldfill.report.phrasing import in_units, percent
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def picture(story: Story, path: Path, width: float = 2.9) -> Path:
     except ImportError as error:
         raise MissingPackage("matplotlib", "report", "the picture") from error
     path = check_output(path, PICTURE, overwrite=True)
+    story = with_axes(story)
     field = read_fields(story, read_record(story))[0]
     k = typical_frame(field)
     panels = _panels(field, k)
