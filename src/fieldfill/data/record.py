@@ -109,7 +109,7 @@ class Record:
         values = np.stack([part.reshape([len(kept) for kept in held]) for part in parts]).astype(np.float64)
         if any(len(kept) < len(part) for kept, part in zip(held, taken)):
             around = np.full((len(values), *map(len, taken)), np.nan)
-            around[np.ix_(range(len(values)), *held)] = values
+            around[np.ix_(np.arange(len(values)), *held)] = values
             values = around
         inside = self.domain[:, chosen[1]][:, :, chosen[2]]
         observed = np.isfinite(values) & inside[:, None]
@@ -201,10 +201,17 @@ class Record:
         """
         unsupported = np.zeros(self.shape, bool) if unsupported is None else np.broadcast_to(unsupported, self.shape)
         if self.cells is not None:
-            parts = [part if part is None else self._as_stored(part) for part in (filled, std, unsupported, members)]
-            shares = None if budget is None else {name: self._as_stored(part) for name, part in budget.items()}
             plain = replace(self, cells=None, domain=self._as_stored(self.domain, (-2, -1)))
-            return plain.to_dataset(*parts, shares, quantiles, history, suffix)
+            return plain.to_dataset(
+                self._as_stored(filled),
+                None if std is None else self._as_stored(std),
+                self._as_stored(unsupported),
+                None if members is None else self._as_stored(members),
+                None if budget is None else {name: self._as_stored(part) for name, part in budget.items()},
+                quantiles,
+                history,
+                suffix,
+            )
         wanted = {
             "std": std is not None,
             "quantile": std is not None and bool(quantiles),

@@ -10,7 +10,7 @@ in the middle of a pool makes the same pool again, and a process makes only the 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -101,7 +101,8 @@ class Pools:
 
     @property
     def reuse(self) -> int:
-        cost = sum(step.cost for step in self.denoiser.chain.steps.values())
+        chain = self.denoiser.chain
+        cost = sum(step.cost for step in (*chain.sources, *chain.corrections))
         return self.given or max(1, min(MOST_REUSE, round(cost)))
 
     @property
@@ -163,4 +164,4 @@ class Pools:
             x_t = noised(self.denoiser.schedule, part.t, part.x, part.noise)
             x_t = torch.where(part.context, x_t, 0)
             answers.append(self.denoiser.first(part.t, x_t, part.context, part.maps))
-        return Drawn(*list(vars(drawn).values())[:-1], Answer.joined(answers))
+        return replace(drawn, first=Answer.joined(answers))
