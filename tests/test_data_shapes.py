@@ -94,6 +94,24 @@ def test_each_level_is_a_sample() -> None:
     assert out.sst.dims == ds.sst.dims and out.ssh.identical(ds.ssh) and out.height.identical(ds.height)
 
 
+def test_a_domain_may_differ_between_levels() -> None:
+    ds = levels()
+    wet = xr.DataArray(np.ones((9, 12, 2)), dims=("lat", "lon", "level"))
+    wet[3:, :, 1] = 0
+    record = open_record(ds.assign(wet=wet), domain="wet", each="level")
+    assert record.domain.all()
+    observed = record.arrays()[1]
+    assert observed[1, 0, :, :3].any() and not observed[1, 0, :, 3:].any() and observed[0, 0, :, 3:].any()
+    out = record.to_dataset(np.zeros(record.shape))
+    outside = (out.sst_flag == FLAGS["outside_domain"]).transpose("level", "time", "lat", "lon").values
+    assert outside[1, :, 3:].all() and not outside[1, :, :3].any() and not outside[0].any()
+    # Arranged in another order, it goes with its cells.
+    rows = np.array([*range(9)[::-1], -1])
+    other = record.arranged((np.arange(20), rows, np.arange(12)), (False, False))
+    assert np.array_equal(other.arrays()[1][..., :-1, :], observed[..., ::-1, :])
+    assert other.to_dataset(np.zeros(other.shape)).sst_flag.identical(out.sst_flag)
+
+
 def test_samples_may_have_several_dimensions() -> None:
     ds = xr.concat([levels()[["sst"]], levels()[["sst"]] + 1], dim="run").transpose("level", "time", "run", ...)
     record = open_record(ds, each=("run", "level"))

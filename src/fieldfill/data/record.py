@@ -52,6 +52,8 @@ class Record:
         names of the variables that `read` gives as logarithms and `to_dataset` takes as such.
     replaced
         names of the variables of an earlier fill that were taken out of ``ds``, its filled values with them.
+    by_sample
+        (S, C, H, W) bool, the domain of each sample if they differ; ``domain`` is their union.
     cells
         which frames, rows and columns of ``ds`` the arrays hold, -1 for one that it does not have; None for all of them
         in their order.
@@ -68,6 +70,7 @@ class Record:
     std: np.ndarray
     logarithmic: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
+    by_sample: np.ndarray | None = None
     cells: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     closed: tuple[bool, bool] = (False, False)
 
@@ -111,7 +114,8 @@ class Record:
             around = np.full((len(values), *map(len, taken)), np.nan)
             around[np.ix_(np.arange(len(values)), *held)] = values
             values = around
-        inside = self.domain[:, chosen[1]][:, :, chosen[2]]
+        inside = self.domain if self.by_sample is None else self.by_sample[sample]
+        inside = inside[:, chosen[1]][:, :, chosen[2]]
         observed = np.isfinite(values) & inside[:, None]
         logarithmic = np.isin(self.variables, self.logarithmic)[:, None, None, None]
         np.log(values, out=values, where=observed & logarithmic)
@@ -131,8 +135,14 @@ class Record:
         """
         assert self.cells is None, "a record is arranged once"
         known = (cells[1] >= 0)[:, None] & (cells[2] >= 0)
-        maps = [part[:, cells[1]][:, :, cells[2]] * known for part in (self.domain, self.counts)]
-        return replace(self, domain=maps[0], counts=maps[1], cells=cells, closed=closed)
+
+        def moved(part: np.ndarray) -> np.ndarray:
+            return part[..., cells[1][:, None], cells[2]] * known
+
+        own = None if self.by_sample is None else moved(self.by_sample)
+        return replace(
+            self, domain=moved(self.domain), counts=moved(self.counts), by_sample=own, cells=cells, closed=closed
+        )
 
     def _as_stored(self, array: np.ndarray, axes: Sequence[int] = (-3, -2, -1)) -> np.ndarray:
         """The cells (..., T, H, W), or other ``axes`` of these, of arrays as the data set has them."""
@@ -201,7 +211,8 @@ class Record:
         """
         unsupported = np.zeros(self.shape, bool) if unsupported is None else np.broadcast_to(unsupported, self.shape)
         if self.cells is not None:
-            plain = replace(self, cells=None, domain=self._as_stored(self.domain, (-2, -1)))
+            own = None if self.by_sample is None else self._as_stored(self.by_sample, (-2, -1))
+            plain = replace(self, cells=None, domain=self._as_stored(self.domain, (-2, -1)), by_sample=own)
             return plain.to_dataset(
                 self._as_stored(filled),
                 None if std is None else self._as_stored(std),
@@ -283,7 +294,8 @@ class _Gaps:
         self.original = record.ds[name]
         self.canonical = record.axes.canonical(self.original)
         self.observations = self.canonical.values.reshape(np.delete(record.shape, 1))
-        self.inside = np.broadcast_to(record.domain[c], self.observations.shape)
+        inside = record.domain[c] if record.by_sample is None else record.by_sample[:, c, None] & record.domain[c]
+        self.inside = np.broadcast_to(inside, self.observations.shape)
         self.observed = np.isfinite(self.observations) & self.inside
         self.missing = self.inside & ~self.observed
         self.logarithmic = name in record.logarithmic
@@ -348,8 +360,9 @@ def open_record(
         Names of the time, row and column dimensions, when they cannot be found by CF metadata or usual names; None
         for one that the data do not have.
     domain
-        Where the field exists: the name of a variable in ``data`` (non-zero = inside) or an (H, W) or (C, H, W)
-        array. Without it, cells that are never observed in the whole record are outside, or none of a single frame.
+        Where the field exists: the name of a variable in ``data`` (non-zero = inside), a DataArray, which may differ
+        between samples, or an (H, W) or (C, H, W) array.
+        Without it, cells that are never observed in the whole record are outside, or none of a single frame.
     log
         Names of the variables that are read as their logarithm; they must be positive.
     sel
@@ -371,8 +384,11 @@ def open_record(
     found = [survey(ds, name, axes, name in log) for name in names]
     counts = np.stack([part.counts for part in found])
     ever = counts > 0
+    own: np.ndarray | None = None
     if domain is not None:
         inside = given_domain(ds, axes, domain, len(names))
+        if inside.ndim == 4:
+            inside, own = inside.any(0), inside
     else:
         # Of a single frame, a gap does not show that the field does not exist there.
         inside = ever if np.prod(axes.sizes(ds)[:2]) > 1 else np.ones_like(ever)
@@ -382,4 +398,4 @@ def open_record(
             raise InputError(f"variable '{name}' has no observed value{where}; leave it out or check the file")
     mean = np.array([part.mean for part in found])
     std = np.array([part.std for part in found])
-    return Record(ds, names, axes, inside, counts, mean, std, tuple(log), replaced)
+    return Record(ds, names, axes, inside, counts, mean, std, tuple(log), replaced, own)

@@ -138,6 +138,7 @@ def _first(where: np.ndarray, start: int) -> str:
 
 
 def given_domain(ds: xr.Dataset, axes: Axes, domain: str | xr.DataArray | np.ndarray, count: int) -> np.ndarray:
+    """A given domain as an array (C, H, W), or (S, C, H, W) if it differs between samples."""
     if isinstance(domain, str):
         if domain not in ds:
             raise InputError(f"no variable '{domain}' to take the domain from; name one of {', '.join(map(str, ds))}")
@@ -145,18 +146,30 @@ def given_domain(ds: xr.Dataset, axes: Axes, domain: str | xr.DataArray | np.nda
     space = tuple(name for name in (axes.y, axes.x) if name is not None)
     if isinstance(domain, xr.DataArray):
         domain = domain.squeeze([dim for dim, size in domain.sizes.items() if size == 1 and dim not in space])
-        extra = [str(name) for name in domain.dims if name not in space]
+        samples = [name for name in axes.sample if name in domain.dims]
+        extra = [str(name) for name in domain.dims if name not in (*samples, *space)]
         if extra or len(domain.dims) < len(space):
             raise InputError(
                 f"the domain has the dimensions {', '.join(map(str, domain.dims)) or 'none'}; it must be a map on "
                 f"({', '.join(space)})"
             )
+        if samples:
+            whole = domain.expand_dims({name: ds.sizes[name] for name in axes.sample if name not in samples})
+            array = whole.transpose(*axes.sample, *space).values
+            if array.size != np.prod(axes.sizes(ds)) // axes.sizes(ds)[1]:
+                raise InputError(
+                    f"the domain has the shape {array.shape} along {', '.join(map(str, whole.dims))}; it must agree with the data"
+                )
+            return np.repeat(_is_true(array.reshape(-1, 1, *axes.sizes(ds)[2:])), count, axis=1)
         domain = domain.transpose(*space).values
-    array = np.asarray(domain)
-    inside = np.isfinite(array) & (array != 0) if array.dtype.kind == "f" else array.astype(bool)
+    inside = _is_true(np.asarray(domain))
     shape = (count, *axes.sizes(ds)[2:])
     if axes.y is None and inside.shape == shape[2:]:
         inside = inside[None]
     if inside.shape not in (shape, shape[1:]):
         raise InputError(f"the domain has the shape {inside.shape}, the grid has {shape[1:]}; they must agree")
     return np.broadcast_to(inside, shape).copy()
+
+
+def _is_true(array: np.ndarray) -> np.ndarray:
+    return np.isfinite(array) & (array != 0) if array.dtype.kind == "f" else array.astype(bool)

@@ -154,7 +154,9 @@ def audit_masks(crops: Crops, places: Sequence[Place]) -> Masks:
     _, rows, columns = crops.domain.shape
     number = torch.arange(rows * columns).view(1, rows, columns)
     cells = torch.cat([crops.cut(number, place) for place in places])
-    never = crops.domain & (torch.from_numpy(crops.record.counts) == 0)
+    # Nothing is missing for good in a single frame: other places of it show what a cell could have been.
+    samples, _, frames, _, _ = crops.record.shape
+    never = crops.domain & (torch.from_numpy(crops.record.counts) == 0) & (samples * frames > 1)
     return Masks(batch.observed, batch.domain, cells, crops.domain, never)
 
 
