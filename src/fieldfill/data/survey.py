@@ -158,7 +158,7 @@ def given_domain(ds: xr.Dataset, axes: Axes, domain: str | xr.DataArray | np.nda
             array = whole.transpose(*axes.sample, *space).values
             if array.size != np.prod(axes.sizes(ds)) // axes.sizes(ds)[1]:
                 raise InputError(
-                    f"the domain has the shape {array.shape} along {', '.join(map(str, whole.dims))}; it must agree with the data"
+                    f"the domain has the shape {array.shape}; it must have the samples, rows and columns of the data"
                 )
             return np.repeat(_is_true(array.reshape(-1, 1, *axes.sizes(ds)[2:])), count, axis=1)
         domain = domain.transpose(*space).values
