@@ -237,7 +237,7 @@ Box = tuple[int | None, int | None]
 def gappy_and_truth(chosen: RealRecord, box: Box, seed: int) -> tuple[xr.Dataset, xr.Dataset, np.ndarray]:
     """The gappy record, the values at its hidden cells (NaN elsewhere), and the domain (C, H, W).
 
-    A smaller box is cut out after cells were hidden, from the first frames and where most cells are hidden.
+    A smaller box is cut out after cells were hidden: the first frames, where hidden cells and others lie together.
     """
     path = Path(os.environ.get(REAL_FOLDER, REAL_PLACE)) / chosen.file
     if not path.exists():
@@ -247,21 +247,23 @@ def gappy_and_truth(chosen: RealRecord, box: Box, seed: int) -> tuple[xr.Dataset
     observed = record.arrays()[1][0]
     hidden = observed & chosen.way(source, observed, np.random.default_rng(seed))
     gappy, truth = record.masked((observed & ~hidden)[None]), record.masked(hidden[None])
-    cut = dict(_box(record, hidden, box))
+    cut = dict(_box(record, hidden, observed & ~hidden, box))
     space = tuple(cut.get(name, slice(None)) for name in (record.axes.y, record.axes.x))
     return gappy.isel(cut), truth.isel(cut), record.domain[(slice(None), *space)]
 
 
-def _box(record: Record, hidden: np.ndarray, box: Box) -> Iterator[tuple[str, slice]]:
+def _box(record: Record, hidden: np.ndarray, seen: np.ndarray, box: Box) -> Iterator[tuple[str, slice]]:
     """The slices by dimension that a smaller box takes."""
     frames, side = box
     if frames is not None and record.axes.time is not None:
         yield record.axes.time, slice(frames)
     if side is None:
         return
-    shares = uniform_filter(hidden[:, :frames].mean(axis=(0, 1)), side, mode="constant")
-    middle = np.unravel_index(shares.argmax(), shares.shape)
-    for name, centre, size in zip((record.axes.y, record.axes.x), middle, shares.shape):
+    shares = (uniform_filter(part[:, :frames].mean(axis=(0, 1)), side, mode="constant") for part in (hidden, seen))
+    both = np.prod(list(shares), axis=0)
+    for name, centre, size in zip(
+        (record.axes.y, record.axes.x), np.unravel_index(both.argmax(), both.shape), both.shape
+    ):
         if name is not None:
             begin = int(np.clip(centre - side // 2, 0, max(0, size - side)))
             yield name, slice(begin, begin + side)
