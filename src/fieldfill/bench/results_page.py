@@ -104,7 +104,9 @@ def _costs(found: Summary) -> str:
 
 
 def _budget(budget: dict) -> str:
-    return f"{budget['steps']} steps" if budget["minutes"] is None else f"{budget['minutes']:g} processor minutes"
+    if budget["minutes"] is None:
+        return f"{budget['steps']} steps"
+    return f"{budget['minutes']:g} {'minutes of the whole fit' if budget.get('of') == 'fit' else 'processor minutes'}"
 
 
 def _verdicts(claims: list[tuple[Claim, Finding]]) -> Table:
