@@ -19,7 +19,7 @@ from fieldfill.estimators.climatology import Climatology, learn_normaliser
 from fieldfill.execution.threads import using_threads
 from fieldfill.seeds import stream
 from fieldfill.stages import Report, Stages
-from fieldfill.workflow.checking import audited, mask_bank, summary
+from fieldfill.workflow.checking import audited, check_number, mask_bank, summary
 from fieldfill.workflow.checkpoint import RunFolder
 from fieldfill.workflow.ending import Ending
 from fieldfill.workflow.model import Model
@@ -45,15 +45,18 @@ def fit_model(
     stages.begin("opening")
     with folder.held() if folder is not None and team.first else nullcontext():
         crops = open_crops(source, settings, seed)
+        check_number(crops)
+        given = given_maps(crops.record, settings)
         plan = make_plan(crops, settings, seed, threads)
         stages.note(*plan.lines(crop_reason(crops, settings)))
         with using_threads(plan.threads):
-            return _fit(source, crops, settings, seed, team, folder, resume, stages)
+            return _fit(source, crops, given, settings, seed, team, folder, resume, stages)
 
 
 def _fit(
     source: Source,
     crops: Crops,
+    given: torch.Tensor,
     settings: Settings,
     seed: int,
     team: Team,
@@ -76,7 +79,7 @@ def _fit(
     stages.begin("audit")
     bank = mask_bank(crops, settings, seed)
     name, partition, audits = audited(crops, bank, settings, seed)
-    maps = torch.cat([static_features(crops.domain, crops.normaliser), given_maps(record, settings)])
+    maps = torch.cat([static_features(crops.domain, crops.normaliser), given])
     crops.maps = maps
     denoiser = build_denoiser(settings, crops.shape, len(record.variables), crops.periodic, seed, len(maps))
     training = Training(denoiser, crops, partition, settings.training, seed, team)
