@@ -12,10 +12,13 @@ from fieldfill.bench.benches import BENCHES
 from fieldfill.bench.published import TIME_RATIO
 from fieldfill.bench.speed import slope
 from fieldfill.bench.summary import COLUMNS, Summary
+from fieldfill.data.kinds import FileKind
 
-__all__ = ["WITH_CLASSICAL", "Table", "growth", "make_table", "to_html"]
+__all__ = ["TABLES", "WITH_CLASSICAL", "Table", "growth", "make_table", "to_html"]
 
 WITH_CLASSICAL = (*COLUMNS, "real")
+HEAD = "<!doctype html><html lang=en><meta charset=utf-8><title>fieldfill benchmark</title>"
+TABLES = FileKind("a page of 'fieldfill bench table'", (HEAD.encode(),))
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,4 @@ def to_html(tables: list[Table]) -> str:
         "td:first-child{text-align:left}"
     )
     body = "".join(table.html() for table in tables)
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>fieldfill benchmark</title>"
-        f"<style>{style}</style><body><h1>fieldfill benchmark</h1>{body}</body></html>\n"
-    )
+    return f"{HEAD}<style>{style}</style><body><h1>fieldfill benchmark</h1>{body}</body></html>\n"

@@ -24,6 +24,7 @@ from fieldfill.bench.multistep import realise
 from fieldfill.bench.published import best_classical
 from fieldfill.bench.real_records import REAL_RECORDS
 from fieldfill.config import Settings
+from fieldfill.data.outputs import check_folder
 from fieldfill.errors import InputError
 from fieldfill.sampling.contexts import Ensemble
 from fieldfill.workflow.checkpoint import RunFolder
@@ -59,8 +60,10 @@ class Runner:
     def run(self, jobs: list[Job], seeds: list[int]) -> dict[str, int]:
         """Makes the rows that are not there yet; returns how many were made, were there and could not be made."""
         rows.check_scale(self.results, self.scale.name)
-        self.cache.mkdir(parents=True, exist_ok=True)
-        (self.cache / ".gitignore").write_text("*\n")
+        check_folder(self.results)
+        ignore = check_folder(self.cache) / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
         torch.set_num_threads(self.threads)
         counts = {"made": 0, "kept": 0, "not available": 0}
         todo = [(seed, job) for seed in seeds for job in jobs]

@@ -57,6 +57,8 @@ class Record:
         in their order.
     closed
         what `periodic` is if rows or columns are arranged.
+    keeps_all
+        whether observations outside the domain stay in the result; a domain that was found in other data lacks cells.
     """
 
     ds: xr.Dataset
@@ -70,6 +72,7 @@ class Record:
     replaced: tuple[str, ...] = ()
     cells: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     closed: tuple[bool, bool] = (False, False)
+    keeps_all: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -284,7 +287,7 @@ class _Gaps:
         self.canonical = record.axes.canonical(self.original)
         self.observations = self.canonical.values.reshape(np.delete(record.shape, 1))
         self.inside = np.broadcast_to(record.domain[c], self.observations.shape)
-        self.observed = np.isfinite(self.observations) & self.inside
+        self.observed = np.isfinite(self.observations) & (self.inside | record.keeps_all)
         self.missing = self.inside & ~self.observed
         self.logarithmic = name in record.logarithmic
 
@@ -314,7 +317,7 @@ class _Gaps:
     def _placed(
         self, seen: np.ndarray | int, missing: np.ndarray, dtype: npt.DTypeLike, outside: float = np.nan
     ) -> xr.DataArray:
-        array = np.where(self.inside, np.where(self.observed, seen, missing), outside).astype(dtype)
+        array = np.where(self.observed, seen, np.where(self.missing, missing, outside)).astype(dtype)
         placed = self.canonical.copy(data=array.reshape(self.canonical.shape)).transpose(*self.original.dims)
         placed.attrs, placed.encoding = {}, {}
         return placed

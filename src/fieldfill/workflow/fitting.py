@@ -1,6 +1,7 @@
 """The steps of `fit`, in order: crops, climatology, partition, first estimate, network, contexts, calibration."""
 
 import hashlib
+import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
 from fieldfill.diffusion.team import Team
 from fieldfill.diffusion.training import Step, Training, saved_normaliser
+from fieldfill.errors import InputError
 from fieldfill.estimators.base import Lesson
 from fieldfill.estimators.climatology import Climatology, learn_normaliser
 from fieldfill.execution.threads import using_threads
@@ -21,12 +23,16 @@ from fieldfill.seeds import stream
 from fieldfill.stages import Report, Stages
 from fieldfill.workflow.checking import audited, check_number, mask_bank, summary
 from fieldfill.workflow.checkpoint import RunFolder
+from fieldfill.workflow.description import refusing_damage
 from fieldfill.workflow.ending import Ending
 from fieldfill.workflow.model import Model
 from fieldfill.workflow.opening import Source, crop_reason, given_maps, open_crops
 from fieldfill.workflow.plan import make_plan
 
 __all__ = ["fit_model"]
+
+# What a damaged file is, and the way out.
+RESTART = ("checkpoint", "start anew with --overwrite (in Python, without resume=True)")
 
 
 def fit_model(
@@ -66,6 +72,7 @@ def _fit(
 ) -> Model:
     record = crops.record
     identity = _identity(settings, seed, crops)
+    _check_text(identity)
     team.agree({**identity, "held-out crops": crops.held.places})
     if folder is not None and resume:
         folder.check_fit(identity)  # before anything is learnt
@@ -73,7 +80,8 @@ def _fit(
     resumes = resume and state is not None and state.exists()
     stages.begin("mean and spread", share=settings.climatology.share)
     if resumes and state is not None:
-        crops.normalise(saved_normaliser(state))
+        with refusing_damage(state, *RESTART):
+            crops.normalise(saved_normaliser(state))
     elif Climatology.name in settings.estimators:
         crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology, stages))
     stages.begin("audit")
@@ -84,7 +92,8 @@ def _fit(
     denoiser = build_denoiser(settings, crops.shape, len(record.variables), crops.periodic, seed, len(maps))
     training = Training(denoiser, crops, partition, settings.training, seed, team)
     if resumes and state is not None:
-        training.load(state)
+        with refusing_damage(state, *RESTART):
+            training.load(state)
     else:
         generator = stream(seed, "covariance")
         lesson = Lesson(crops, partition, denoiser.schedule.least_noise, seed, generator, stages=stages)
@@ -125,6 +134,7 @@ def _fit(
         partition=partition,
         bank=bank,
         domain=crops.domain,
+        domain_given=source.domain is not None,
         maps=maps,
         unsupported=audits[name].unsupported,
         exposure=audits[name].per_cell,
@@ -152,6 +162,15 @@ def _train(training: Training, ending: Ending, stages: Stages, state: Path | Non
             f"training stopped at step {training.step}: no improvement on held-out cells in the last "
             f"{training.stale} validations"
         )
+
+
+def _check_text(identity: dict[str, Any]) -> None:
+    """Refuses names that no description of a model can hold: some files have names that are no valid UTF-8."""
+    try:
+        json.dumps(identity, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        around = error.object[max(0, error.start - 20) : error.end + 20]
+        raise InputError(f"a name in {around!r} is no valid text; rename the variable or dimension") from error
 
 
 def _identity(settings: Settings, seed: int, crops: Crops) -> dict[str, Any]:
