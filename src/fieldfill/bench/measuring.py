@@ -78,9 +78,9 @@ def metrics(filled: xr.Dataset, truth: xr.Dataset, zeros_apart: bool = False) ->
         table[name]["units"] = truth[name].attrs.get("units")
     if zeros_apart:
         for key, part in (("rmse_above_zero", truth.where(truth > 0)), ("rmse_zero", truth.where(truth <= 0))):
-            found = score(filled, part)
+            apart = score(filled, part)
             for name in names:
-                table[name][key] = _number(found.rmse.sel(variable=name))
+                table[name][key] = _number(apart.rmse.sel(variable=name))
 
     scored = [entry for entry in table.values() if entry["n"]]
 

@@ -57,7 +57,7 @@ class LaterGaps:
 
     def __call__(self, source: xr.Dataset, observed: np.ndarray, generator: Generator) -> np.ndarray:
         chosen = generator.random(observed.shape[1]) < self.share
-        return ~np.roll(observed, -self.frames, axis=1) & chosen[:, None, None]
+        return ~np.roll(observed, -self.frames, axis=1) & np.reshape(chosen, (-1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class WholeTracks:
 
     def __call__(self, source: xr.Dataset, observed: np.ndarray, generator: Generator) -> np.ndarray:
         hidden = np.zeros(observed.shape[1:], bool)
-        for frame, seen in zip(hidden, observed.any(axis=0)):
+        for frame, seen in zip(hidden, np.any(observed, axis=0)):
             cells = np.argwhere(seen)
             track = self._tracks(cells)
             chosen = generator.random(track.max(initial=-1) + 1) < self.share
@@ -248,7 +248,7 @@ def gappy_and_truth(chosen: RealRecord, box: Box, seed: int) -> tuple[xr.Dataset
     hidden = observed & chosen.way(source, observed, np.random.default_rng(seed))
     gappy, truth = record.masked((observed & ~hidden)[None]), record.masked(hidden[None])
     cut = dict(_box(record, hidden, observed & ~hidden, box))
-    space = tuple(cut.get(name, slice(None)) for name in (record.axes.y, record.axes.x))
+    space = tuple(cut.get(str(name), slice(None)) for name in (record.axes.y, record.axes.x))
     return gappy.isel(cut), truth.isel(cut), record.domain[(slice(None), *space)]
 
 

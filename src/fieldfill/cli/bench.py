@@ -124,7 +124,7 @@ def table(
 ) -> None:
     """Print the rows as Markdown tables, with the paper's ratios beside ours."""
     from fieldfill.bench.benches import BENCHES
-    from fieldfill.bench.result_tables import TABLES, make_table, to_html
+    from fieldfill.bench.result_tables import TABLES, make_table, real_table, to_html
     from fieldfill.bench.rows import read
     from fieldfill.bench.summary import Summary
     from fieldfill.data.outputs import check_output, replacing
@@ -134,6 +134,8 @@ def table(
         raise InputError(f"unknown bench '{unknown[0]}'; choose among {', '.join(BENCHES)}")
     found = Summary(read(_folder(results, "cpu")))
     tables = {name: made for name in names or BENCHES if (made := make_table(found, name)) is not None}
+    if "real" in (names or BENCHES) and (made := real_table(found)) is not None:
+        tables["real records"] = made
     if not tables:
         raise InputError(f"no rows in {_folder(results, 'cpu')}; make some with 'fieldfill bench run'")
     if html is not None:

@@ -25,7 +25,7 @@ import zarr
 from torch import Generator, Tensor
 from zarr.errors import ZarrUserWarning
 
-from fieldfill.data.kinds import ZARR, FileKind, FolderKind, foreign
+from fieldfill.data.kinds import ZARR, FileKind, FolderKind, Kind, foreign
 from fieldfill.data.outputs import COMPRESSED, LOCK, LOCKED, check_space, locked, target_of
 from fieldfill.errors import InputError
 
@@ -37,7 +37,7 @@ BATCH_BYTES = 2**26
 CHUNK_BYTES = 2**22
 RECORD, FRESH = "progress.json", "progress.new"
 PROGRESS = FileKind("the record of a run", (b'{"identity"',))
-PARTS = {"data": ZARR, "replaced": ZARR, RECORD: PROGRESS, FRESH: PROGRESS, LOCK: LOCKED}
+PARTS: dict[str, Kind | None] = {"data": ZARR, "replaced": ZARR, RECORD: PROGRESS, FRESH: PROGRESS, LOCK: LOCKED}
 UNFINISHED = FolderKind("an unfinished run", PARTS, RECORD, "identity")
 
 
