@@ -177,7 +177,7 @@ def _keeps(
     variable: xr.Variable, encoding: dict[str, Any], attrs: dict[str, Any], filled: xr.Variable | None, zarr: bool
 ) -> bool:
     """Whether all values come back, those of ``filled`` cells to within the step of the packing."""
-    steps = at_once(variable.size // len(variable)) if variable.size else 1
+    steps = at_once(variable.size // len(variable)) if variable.ndim and variable.size else 1
     blocks = [slice(i, i + steps) for i in range(0, len(variable), steps)] if variable.ndim else [()]
     for block in blocks:
         given = variable[block].compute()
