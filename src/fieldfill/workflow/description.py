@@ -36,6 +36,7 @@ DAMAGE = (
     ArithmeticError,
     AssertionError,
     AttributeError,
+    EOFError,
     LookupError,
     MemoryError,
     OSError,

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, static_features
 from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
+from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.team import Team
 from fieldfill.diffusion.training import Step, Training, saved_normaliser
 from fieldfill.errors import InputError
@@ -50,19 +52,43 @@ def fit_model(
     stages = Stages(report if team.first else None, limit, team.of_first)
     stages.begin("opening")
     with folder.held() if folder is not None and team.first else nullcontext():
-        crops = open_crops(source, settings, seed)
-        check_number(crops)
-        given = given_maps(crops.record, settings)
-        plan = make_plan(crops, settings, seed, threads)
-        stages.note(*plan.lines(crop_reason(crops, settings)))
+        opened = _open(source, settings, seed, team, folder, resume)
+        plan = make_plan(opened.crops, settings, seed, threads)
+        stages.note(*plan.lines(crop_reason(opened.crops, settings)))
         with using_threads(plan.threads):
-            return _fit(source, crops, given, settings, seed, team, folder, resume, stages)
+            return _fit(source, opened, settings, seed, team, folder, resume, stages)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What is known before anything is learnt; all that can be wrong with the input was found by then.
+
+    ``normaliser`` is that of the checkpoint that is taken up, if there is one.
+    """
+
+    crops: Crops
+    maps: torch.Tensor
+    identity: dict[str, Any]
+    normaliser: Normaliser | None
+
+
+def _open(source: Source, settings: Settings, seed: int, team: Team, folder: RunFolder | None, resume: bool) -> _Opened:
+    crops = open_crops(source, settings, seed)
+    check_number(crops)
+    maps, identity, normaliser = given_maps(crops.record, settings), _identity(settings, seed, crops), None
+    _check_text(identity)
+    team.agree({**identity, "held-out crops": crops.held.places})
+    if folder is not None and resume:
+        folder.check_fit(identity)
+        if folder.state.exists():
+            with refusing_damage(folder.state, *RESTART):
+                normaliser = saved_normaliser(folder.state)
+    return _Opened(crops, maps, identity, normaliser)
 
 
 def _fit(
     source: Source,
-    crops: Crops,
-    given: torch.Tensor,
+    opened: _Opened,
     settings: Settings,
     seed: int,
     team: Team,
@@ -70,28 +96,21 @@ def _fit(
     resume: bool,
     stages: Stages,
 ) -> Model:
+    crops, state = opened.crops, None if folder is None else folder.state
     record = crops.record
-    identity = _identity(settings, seed, crops)
-    _check_text(identity)
-    team.agree({**identity, "held-out crops": crops.held.places})
-    if folder is not None and resume:
-        folder.check_fit(identity)  # before anything is learnt
-    state = None if folder is None else folder.state
-    resumes = resume and state is not None and state.exists()
     stages.begin("mean and spread", share=settings.climatology.share)
-    if resumes and state is not None:
-        with refusing_damage(state, *RESTART):
-            crops.normalise(saved_normaliser(state))
+    if opened.normaliser is not None:
+        crops.normalise(opened.normaliser)
     elif Climatology.name in settings.estimators:
         crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology, stages))
     stages.begin("audit")
     bank = mask_bank(crops, settings, seed)
     name, partition, audits = audited(crops, bank, settings, seed)
-    maps = torch.cat([static_features(crops.domain, crops.normaliser), given])
+    maps = torch.cat([static_features(crops.domain, crops.normaliser), opened.maps])
     crops.maps = maps
     denoiser = build_denoiser(settings, crops.shape, len(record.variables), crops.periodic, seed, len(maps))
     training = Training(denoiser, crops, partition, settings.training, seed, team)
-    if resumes and state is not None:
+    if opened.normaliser is not None and state is not None:
         with refusing_damage(state, *RESTART):
             training.load(state)
     else:
@@ -99,7 +118,7 @@ def _fit(
         lesson = Lesson(crops, partition, denoiser.schedule.least_noise, seed, generator, stages=stages)
         training.notes = denoiser.learn_first(lesson)
     if folder is not None and team.first:
-        folder.prepare(identity, resume)
+        folder.prepare(opened.identity, resume)
     team.wait()
     ending = Ending.of(denoiser, partition, crops, settings, seed, stages)
     _train(training, ending, stages, state)
