@@ -79,6 +79,38 @@ def test_an_unchanged_copy_fills_as_the_model_does(copies: Copies, model: Path) 
     assert ff.load(copies.path).fill(data()).drop_attrs().identical(ff.load(model).fill(data()).drop_attrs())
 
 
+ODD_GRIDS = {
+    "NaN": np.array([np.nan, 1, 2, 3, 4, 5]),
+    "infinite": np.array([-np.inf, 1, 2, 3, 4, 5]),
+    "complex": np.arange(6) * 1j,
+    "text": np.array(list("abcdef")),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_GRIDS)
+def test_a_model_of_an_odd_grid_can_be_read_again(kind: str, tmp_path: Path) -> None:
+    ds = data(frames=6).assign_coords(lat=ODD_GRIDS[kind])
+    filler = ff.Filler(settings=TINY).fit(ds)
+    assert ff.load(filler.save(tmp_path / "m.ff")).fill(ds).identical(filler.fill(ds))
+
+
+ODD_NAMES = {
+    "variable": ({"sst": "s\udc80t"}, {}, r"'s\\udc80t'"),
+    "dimension": ({"lat": "l\udc80t"}, {"dims": ("time", "l\udc80t", "lon")}, r"l\\udc80t"),
+    "number": ({"sst": 5}, {}, "variable 5 "),
+    "pair": ({"sst": ("a", "b")}, {}, r"variable \('a', 'b'\) "),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_NAMES)
+def test_a_name_that_no_model_can_hold_is_refused_before_the_work(kind: str, monkeypatch) -> None:
+    names, arguments, words = ODD_NAMES[kind]
+    monkeypatch.setattr("fieldfill.workflow.fitting.audited", pytest.fail)
+    with pytest.raises(InputError, match=f"{words}.*rename") as caught:
+        ff.Filler(settings=TINY, **arguments).fit(data(frames=6).rename(names))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("shapes", [("map", "number"), ("number", "map"), ("number", "number")], ids="-".join)
 def test_mean_and_spread_are_maps_or_numbers_each(shapes: tuple[str, str], copies: Copies) -> None:
     kept = {"map": lambda x: x.expand(1, 6, 8).contiguous(), "number": lambda x: x[:, :1, :1].clone()}

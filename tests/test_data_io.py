@@ -1,5 +1,7 @@
 """Files as people have them, in and out."""
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -7,7 +9,7 @@ import xarray as xr
 from conftest import gappy_dataset
 from fieldfill.data.io import open_dataset, replacing, save_dataset
 from fieldfill.data.record import open_record
-from fieldfill.errors import InputError
+from fieldfill.errors import InputError, InputWarning
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
@@ -92,6 +94,27 @@ def test_unreadable_files_are_named_in_one_line(tmp_path, name, content, words) 
 def test_a_plain_folder_is_not_a_store(tmp_path) -> None:
     with pytest.raises(InputError, match="not a Zarr store"):
         open_dataset(tmp_path)
+
+
+def test_groups_that_are_not_read_are_named(tmp_path) -> None:
+    more = xr.Dataset({"level": ("n", [1])})
+    files = [tmp_path / name for name in ("a.nc", "a3.zarr", "a2.zarr")]
+    gappy_dataset().to_netcdf(files[0], engine="h5netcdf")
+    more.to_netcdf(files[0], group="quality/deep", mode="a", engine="h5netcdf")
+    for path, version in ((files[1], 3), (files[2], 2)):
+        gappy_dataset().to_zarr(path, zarr_format=version, consolidated=False)
+        more.to_zarr(path, group="quality/deep", mode="a", zarr_format=version, consolidated=False)
+    for path in files:
+        with pytest.warns(InputWarning, match=f"{path.name} has groups \\(quality\\)") as caught:
+            assert open_dataset(path).load().identical(gappy_dataset())
+        assert len(caught) == 1
+
+
+def test_a_store_without_consolidated_metadata_is_read_whatever_it_says(tmp_path) -> None:
+    path = save_dataset(gappy_dataset(), tmp_path / "a.zarr")
+    root = json.loads((path / "zarr.json").read_text())
+    (path / "zarr.json").write_text(json.dumps(root | {"consolidated_metadata": None}))
+    assert open_dataset(path).load().identical(gappy_dataset())
 
 
 def era5_layout(kind: str) -> xr.Dataset:

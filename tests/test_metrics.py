@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fieldfill import metrics
+from fieldfill.data import pieces
 from fieldfill.errors import InputError
-from fieldfill.metrics import records
 
 SCORES = {
     "mse",
@@ -143,7 +143,7 @@ def test_nothing_missing_gives_zero_cells_and_no_warning() -> None:
 def test_long_and_lazy_records_are_scored_in_parts(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
     filled, truth = filled_and_truth(members=members)
     whole = metrics.score(filled, truth), metrics.score_by_distance(filled, truth)
-    monkeypatch.setattr(records, "BLOCK", 45)
+    monkeypatch.setattr(pieces, "CELLS_AT_ONCE", 45)
     lazy = filled.chunk(time=2), truth.chunk(time=4)
     for expected, got in zip(whole, (metrics.score(*lazy), metrics.score_by_distance(*lazy))):
         xr.testing.assert_allclose(got, expected)

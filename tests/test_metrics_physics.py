@@ -11,9 +11,9 @@ from conftest import run_fieldfill
 from fieldfill.api import physical_scores
 from fieldfill.baselines import Climatology, LinearTime
 from fieldfill.config import simulator_of
+from fieldfill.data import pieces
 from fieldfill.data.io import open_dataset, save_dataset
 from fieldfill.errors import InputError
-from fieldfill.metrics import physics
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
 from fieldfill.simulate.gaussian_field import GaussianField
 from fieldfill.simulate.store import write
@@ -144,7 +144,7 @@ def test_only_the_navier_stokes_residual_without_its_small_modes_is_called_poor(
 def test_blocks_of_samples_change_nothing(truths, name, monkeypatch) -> None:
     filled, truth = noisy(truths[name]), truths[name]
     whole = physical_scores(filled, truth)
-    monkeypatch.setattr(physics, "BLOCK", 1)
+    monkeypatch.setattr(pieces, "CELLS_AT_ONCE", 1)
     xr.testing.assert_allclose(physical_scores(filled, truth), whole, rtol=1e-12)
 
 

@@ -357,6 +357,24 @@ def test_the_command_fills_with_the_season(seasonal, season_filler, tmp_path, ca
     assert set(json.loads(capsys.readouterr().out)["cells"]) == {"sst"}
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_observations_where_a_model_found_no_domain_stay(filler, tmp_path, given) -> None:
+    """The first column was never observed when the model was fitted; a later record has values there."""
+    domain = np.isfinite(gappy_dataset().sst.values).any(0) if given else None
+    fitted = ff.Filler(settings=TINY, domain=domain).fit(gappy_dataset()) if given else filler
+    later = gappy_dataset(seed=1)
+    later.sst[3:6, 2, 0] = [12.5, np.nan, 13.5]
+    fitted.save(tmp_path / "m.ff")
+    for model in (fitted, ff.load(tmp_path / "m.ff")):
+        out = model.fill(later, members=1).isel(time=slice(3, 6), lat=2, lon=0)
+        if given:  # where the user says that there is no field, there is none
+            assert out.sst.isnull().all() and (out.sst_flag == 3).all()
+            continue
+        assert out.sst.values[[0, 2]].tolist() == [12.5, 13.5] and np.isnan(out.sst[1])
+        assert out.sst_flag.values.tolist() == [0, 3, 0]
+        assert out.sst_std.values[[0, 2]].tolist() == [0, 0] and out.sst_members.values[0, 2] == 13.5
+
+
 def test_no_warning_comes_with_an_ordinary_fill(filler) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

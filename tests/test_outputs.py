@@ -21,10 +21,13 @@ import xarray as xr
 
 import fieldfill as ff
 from conftest import contents, gappy_dataset
+from fieldfill.bench import rows
+from fieldfill.bench.cases import SCALES
+from fieldfill.bench.runner import Runner
 from fieldfill.cli.main import main
 from fieldfill.config import Settings
 from fieldfill.data.io import open_dataset, save_dataset
-from fieldfill.data.outputs import replacing
+from fieldfill.data.outputs import MACHINE, replacing
 from fieldfill.data.writer import written
 from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
@@ -58,6 +61,12 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *arg
 def script(code: str, *arguments: object, **options) -> subprocess.Popen:
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     return subprocess.Popen(command, env={**ENV, "PYTHONPATH": os.pathsep.join(sys.path)}, **options)
+
+
+def dead_process() -> int:
+    ended = script("pass")
+    ended.wait()
+    return ended.pid
 
 
 @contextmanager
@@ -135,6 +144,15 @@ def test_overwrite_never_replaces_a_foreign_file(files, tmp_path, monkeypatch, c
     assert contents(tmp_path) == {output: b"dear"}
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_link_to_itself_is_in_the_way(files, tmp_path, monkeypatch, capsys, name) -> None:
+    output = tmp_path / dict(OUTPUTS)[name]
+    output.symlink_to(output)
+    for flags in ([], ["--overwrite"]):
+        line = refused(monkeypatch, capsys, *command(files, name), "-o", output, *flags)
+        assert str(output) in line and output.is_symlink() and len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize("place", ["thesis.txt", "sst/thesis.txt", "sst/c/0/thesis.txt"])
 def test_a_store_with_a_foreign_file_inside_is_not_replaced(tmp_path, place) -> None:
     path = save_dataset(gappy_dataset(), tmp_path / "o.zarr")
@@ -203,7 +221,7 @@ def test_what_appears_during_the_work_is_kept_and_so_is_the_result(tmp_path) -> 
 
 @pytest.mark.parametrize("flags", [["--resume"], ["--overwrite"], []])
 def test_a_foreign_folder_in_the_place_of_a_checkpoint_survives(files, tmp_path, monkeypatch, capsys, flags) -> None:
-    for name in ("thesis.txt", "checkpoint.pt"):
+    for name in ("thesis.txt", "checkpoint.pt", "run.json", "run.lock"):
         folder = tmp_path / f"{name}.ff.part"
         folder.mkdir()
         (folder / name).write_text("dear")
@@ -222,16 +240,59 @@ def test_a_foreign_file_beside_a_checkpoint_survives_the_end_of_the_run(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["page", "table"])
-def test_bench_pages_replace_pages_only(tmp_path, monkeypatch, capsys, kind) -> None:
+@pytest.mark.parametrize("foreign", ["dear", "<!doctype html>dear", "# Results\n\ndear"])
+def test_bench_pages_replace_pages_of_their_own_only(tmp_path, monkeypatch, capsys, kind, foreign) -> None:
     results = Path(__file__).parents[1] / "benchmarks" / "results"
     output = tmp_path / "thesis"
     arguments = ["bench", kind, "-o" if kind == "page" else "--html", output, "--results", results]
     assert call(monkeypatch, *arguments) == 0
     page = output.read_text()
     assert call(monkeypatch, *arguments) == 0 and output.read_text() == page
-    output.write_text("dear")
+    output.write_text(foreign)
     refused(monkeypatch, capsys, *arguments)
-    assert contents(tmp_path) == {"thesis": b"dear"}
+    assert contents(tmp_path) == {"thesis": foreign.encode()}
+
+
+def test_bench_figures_replace_pictures_only_when_told_to(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "gaussian.png").write_bytes(b"\x89PNG\r\n\x1a\n, dear")
+    (tmp_path / "era5.png").write_text("dear")
+    before = contents(tmp_path)
+    figures = ["bench", "figures", "-o", tmp_path, "--cache", tmp_path / "none"]
+    assert "era5.png already exists" in refused(monkeypatch, capsys, *figures)
+    assert "era5.png" in refused(monkeypatch, capsys, *figures, "--overwrite")
+    assert contents(tmp_path) == before
+
+
+def test_the_cache_of_the_benchmark_leaves_files_alone(tmp_path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / ".gitignore").write_text("dear")
+    for folder, text in ((tmp_path / "cache", "dear"), (tmp_path / "new", "*\n")):
+        Runner(tmp_path / "results", SCALES["smoke"], folder).run([], [])
+        assert (folder / ".gitignore").read_text() == text
+
+
+@pytest.mark.parametrize("option", ["--results", "--cache", "-o"])
+def test_a_folder_of_the_benchmark_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys, option) -> None:
+    (tmp_path / "file").write_text("dear")
+    others = {"--results": tmp_path / "results", "--cache": tmp_path / "cache"} | {option: tmp_path / "file" / "x"}
+    name = ["figures"] if option == "-o" else ["run", "pixel", "--scale", "smoke", "--method", "climatology"]
+    line = refused(monkeypatch, capsys, "bench", *name, *(word for pair in others.items() for word in pair))
+    assert str(tmp_path / "file") in line and not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_row_that_does_not_fit_on_the_disk_is_one_line(tmp_path) -> None:
+    row = {"bench": "main", "case": "one", "method": "eof", "scale": "cpu", "seed": 0, "status": "measured"}
+    path = rows.write(tmp_path, row)
+    before, limit = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
+    try:
+        for change in ({"method": "oi"}, {"note": "x" * 100}):  # a line more, and the whole file anew
+            with pytest.raises(InputError, match="cannot write") as caught:
+                rows.write(tmp_path, row | change)
+            assert "\n" not in str(caught.value) and path.read_bytes().startswith(before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [p.name for p in tmp_path.iterdir()] == ["main.jsonl"]
 
 
 def test_an_earlier_demonstration_is_replaced_and_nothing_else(tmp_path, monkeypatch, capsys) -> None:
@@ -240,6 +301,15 @@ def test_an_earlier_demonstration_is_replaced_and_nothing_else(tmp_path, monkeyp
     assert "--overwrite" in refused(monkeypatch, capsys, *COMMANDS["demo"], "-o", tmp_path)
     refused(monkeypatch, capsys, *COMMANDS["demo"], "-o", tmp_path, "--overwrite")
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("part", ["truth.nc", "model.ff", "filled.nc", "report.html", "demo.png"])
+def test_a_demonstration_finds_what_is_in_its_way_before_the_work(tmp_path, monkeypatch, capsys, part) -> None:
+    save_dataset(gappy_dataset().assign_attrs(title="fieldfill demonstration"), tmp_path / "gappy.nc")
+    (tmp_path / part).write_text("dear")
+    before = contents(tmp_path)
+    line = refused(monkeypatch, capsys, *COMMANDS["demo"], "-o", tmp_path, "--overwrite")
+    assert part in line and contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(("name", "output"), [("fit", "m.ff"), ("fill", "o.nc"), ("fill", "o.zarr"), ("report", "r")])
@@ -577,6 +647,20 @@ def test_two_fits_to_one_output_are_kept_apart(files, tmp_path, monkeypatch, cap
     assert [p.name for p in tmp_path.iterdir()] == ["m.ff"]
 
 
+@pytest.mark.parametrize("state", ["", "PK\3\4"])
+def test_a_damaged_checkpoint_is_one_line(files, tmp_path, monkeypatch, capsys, state) -> None:
+    folder = tmp_path / "m.ff.part"
+    fit = [*command(files, "fit"), "-o", tmp_path / "m.ff"]
+    ff.Filler(window=4, steps=1, partition="pixel").fit(open_dataset(files / "gappy.nc"), folder)
+    (folder / "checkpoint.pt").write_text(state)
+    line = refused(monkeypatch, capsys, *fit, "--resume")
+    assert "checkpoint.pt is damaged" in line and "--overwrite" in line
+    (folder / "checkpoint.pt").unlink()
+    (folder / "run.json").write_text("")  # after a loss of power
+    assert "cannot resume" in refused(monkeypatch, capsys, *fit, "--resume")
+    assert sorted(contents(folder)) == ["run.json"]
+
+
 def test_a_refused_fit_leaves_no_checkpoint_folder(files, tmp_path, monkeypatch, capsys) -> None:
     refused(monkeypatch, capsys, "fit", files / "gappy.nc", "-o", tmp_path / "m.ff", "--vars", "salt")
     assert list(tmp_path.iterdir()) == []
@@ -620,18 +704,36 @@ def test_leftovers_of_dead_processes_are_cleared_by_the_next_run(files, filler, 
     assert killed.returncode == -signal.SIGKILL and f".part{killed.pid}" in left and (tmp_path / left).exists()
     alive = tmp_path / left.replace(str(killed.pid), str(os.getppid()))
     shutil.copytree(written, alive) if written.is_dir() else shutil.copy(written, alive)
-    ended = script("pass")
-    ended.wait()
-    foreign = tmp_path / f"{output}.part{ended.pid}{target.suffix}"
+    foreign = tmp_path / f"{output}.part{dead_process()}{target.suffix}"
     foreign.write_text("dear")
     save(target)
     assert {p.name for p in tmp_path.iterdir()} == {target.name, written.name, alive.name, foreign.name}
 
 
+@pytest.mark.parametrize("output", ["o.nc", "o.zarr", "o.ff", "o"])
+def test_copies_that_are_named_like_leftovers_stay(files, filler, tmp_path, output) -> None:
+    number, suffix = dead_process(), Path(output).suffix
+    save = (lambda path: save_dataset(gappy_dataset(), path)) if suffix in (".nc", ".zarr") else filler.save
+    for role in ("part", "old"):
+        save(tmp_path / f"{output}.{role}{number}{suffix or '.ff'}")
+    if not suffix:
+        for copy in list(tmp_path.iterdir()):
+            copy.rename(copy.with_suffix(""))
+    before = contents(tmp_path)
+    save(tmp_path / output)
+    assert before.items() <= contents(tmp_path).items()
+
+
+def test_an_input_that_is_named_like_a_leftover_is_not_cleared(files, tmp_path, monkeypatch, capsys) -> None:
+    given = tmp_path / f"o.nc.part{dead_process()}-{MACHINE}-0.nc"
+    shutil.copy(files / "gappy.nc", given)
+    for flags in ([], ["--overwrite"]):
+        line = refused(monkeypatch, capsys, "fill", files / "m.ff", given, "-o", tmp_path / "o.nc", *flags)
+        assert "rename it" in line and given.exists()
+
+
 def test_leftovers_of_other_machines_are_left_alone(tmp_path) -> None:
-    ended = script("pass")
-    ended.wait()
-    mine, theirs = (tmp_path / f"o.nc.part{ended.pid}{tag}.nc" for tag in ("", "-00000000-0"))
+    mine, theirs = (tmp_path / f"o.nc.part{dead_process()}{tag}.nc" for tag in ("", "-00000000-0"))
     for leftover in (mine, theirs):
         leftover.write_bytes(b"")
     save_dataset(gappy_dataset(), tmp_path / "o.nc")

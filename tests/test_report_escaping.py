@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,16 @@ def test_embedded_json_is_what_was_put_in(pages: dict[str, Path]) -> None:
     for key in ("figures", "movies"):
         block = re.search(rf'id="{key}">(.*?)</script>', text)[1]
         assert "<" not in block and json.loads(block)
+
+
+def test_texts_that_are_none_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    data = story()
+    broken = "a\udc80b"
+    for name in data.filled.variables:
+        data.filled[name].attrs |= {"units": broken, "long_name": broken}
+    data = replace(data, filled=data.filled.assign_attrs(history=broken), title=broken, words=broken)
+    assert "a?b" in write_report(data, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert picture(data, tmp_path / "picture.png").stat().st_size > 5000
 
 
 def test_a_picture_takes_dollars_for_dollars(tmp_path: Path) -> None:

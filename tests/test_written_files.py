@@ -168,6 +168,10 @@ AWKWARD = {
     "units of decoded time": lambda ds: noted(ds, "time", units=SINCE, calendar="standard"),
     "units of time twice": lambda ds: encoded(noted(ds, "time", units=SINCE), "time", units=SINCE),
     "fill value among attributes": lambda ds: encoded(noted(ds, "sst", _FillValue=1.0), "sst", _FillValue=2.0),
+    "scale left among attributes": lambda ds: noted(ds, "sst", scale_factor=2.0, add_offset=1.0),
+    "type left among attributes": lambda ds: noted(ds, "sst", dtype="bool"),
+    "missing value that was filled in": lambda ds: noted(ds, "sst", missing_value=F4(10.5)),
+    "fill value that was filled in": lambda ds: encoded(noted(ds, "sst", _FillValue=F4(10.5)), "sst", _FillValue=-1.0),
     "None": lambda ds: noted(noted(ds, source=None), "sst", source=None),
     "dict": lambda ds: noted(noted(ds, source={"a": [1]}), "sst", source={"a": [1]}),
     "mixed list": lambda ds: noted(noted(ds, source=[1, "a", None]), "sst", source=[1, "a", None]),
@@ -206,6 +210,44 @@ def test_what_cannot_be_written_never_takes_the_result_with_it(tmp_path, case, t
     assert out.sst.attrs["units"] == "degC" and out.attrs["title"] == "test" and out.depth.attrs == {"units": "m"}
     assert out.attrs["history"].splitlines()[0].endswith("filled by a test")
     assert [p.name for p in tmp_path.iterdir()] == [f"out{target}"]
+
+
+@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("name", [".", "..", "zarr.json", ".zarray"])
+def test_a_variable_with_a_name_that_means_another_file_is_renamed_rather_than_lost(tmp_path, target, name) -> None:
+    record = open_record(gappy_dataset().rename(sst=name))
+    filled = record.to_dataset(np.full(record.shape, 10.5), np.full(record.shape, 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ff.InputWarning)
+        (tmp_path / "sub").mkdir()
+        out = ff.open_dataset(ff.save_dataset(filled, tmp_path / "sub" / f"out{target}")).load()
+    (written,) = set(out.variables) - {f"{name}_std", f"{name}_flag", "time", "lat", "lon"}
+    assert np.array_equal(out[written].values, filled[name].values, equal_nan=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["sub"]
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_chunks_of_any_size_are_written(tmp_path, target) -> None:
+    for number, sizes in enumerate([(5, 3, 12), (1, 19), (7, 7, 6), (20,)]):
+        ds = gappy_dataset().chunk(time=sizes, lat=(4, 5))
+        assert ff.open_dataset(ff.save_dataset(ds, tmp_path / f"{number}{target}")).load().identical(gappy_dataset())
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_a_data_array_is_written_as_well(tmp_path, target) -> None:
+    out = ff.open_dataset(ff.save_dataset(gappy_dataset().sst, tmp_path / f"out{target}"))
+    assert out.sst.identical(gappy_dataset().sst)
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_an_extended_double_is_written_as_close_as_the_format_allows(tmp_path, target) -> None:
+    record = open_record(gappy_dataset(dtype="longdouble"))
+    filled = record.to_dataset(np.full(record.shape, 10.5), np.full(record.shape, 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ff.InputWarning)
+        out = ff.open_dataset(ff.save_dataset(filled, tmp_path / f"out{target}")).load()
+    expected = filled.sst.values if target == ".nc" else filled.sst.values.astype(float)
+    assert out.sst.dtype == expected.dtype and np.array_equal(out.sst.values, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("target", FORMATS)

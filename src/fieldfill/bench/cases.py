@@ -20,7 +20,9 @@ import torch
 import xarray as xr
 
 from fieldfill.api import hide
+from fieldfill.bench.real_records import REAL_RECORDS, gappy_and_truth
 from fieldfill.config import simulator_of
+from fieldfill.data.axes import find_axes
 from fieldfill.data.io import open_dataset
 from fieldfill.errors import InputError
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
@@ -52,6 +54,8 @@ class Case:
         Mask model and share observed, as in `fieldfill.masks.hiding.hide`.
     record
         Whether the data are one long record that is learnt from and filled, instead of samples.
+    real
+        Whether it is one of `fieldfill.bench.real_records`, which have ways of their own to hide cells.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Case:
     pattern: str
     observed: float
     record: bool = False
+    real: bool = False
 
     @property
     def unit(self) -> str:
@@ -80,6 +85,7 @@ _ALL = [
     *(_case(data, "pixel", share) for data in ("shallow-water", "advection") for share in (0.8, 0.3)),
     _case("gaussian", "cloud", 0.4),
     *(_case("era5", "pixel", share, record=True) for share in (0.2, 0.1, 0.01)),
+    *(Case(name, name, "own", np.nan, record=True, real=True) for name in REAL_RECORDS),
 ]
 CASES: dict[str, Case] = {case.name: case for case in _ALL}
 
@@ -95,13 +101,17 @@ class Scale:
     samples
         Training and test samples of each simulated data set.
     crop
-        Rows and columns kept of the ERA5 file; None keeps all.
+        Rows and columns kept of the ERA5 file and of real records; None keeps all.
+    frames
+        Frames kept of real records; None keeps all.
     network
         Settings of `fieldfill.config.Settings` that the learnt methods share: one backbone of one size.
     ours
         Settings in place of the defaults of `fieldfill`, which brings its own network and batches.
     minutes, steps
         Budget of a training, in minutes of all processors together; the first to be used up ends it.
+    fit_minutes
+        Budget of the whole fit of a real record, in minutes on the clock; None leaves it to ``steps``.
     batch
         Samples per training step of the others for each data set.
     window
@@ -129,6 +139,8 @@ class Scale:
     heavy: int | None = None
     realised: int | None = None
     validate_every: int = 50
+    frames: int | None = None
+    fit_minutes: float | None = None
 
 
 # The network that all learnt methods but ours share on two cores.
@@ -155,6 +167,7 @@ _SCALES = [
         sizes=((2, 8), (2, 12)),
         solver_steps=3,
         validate_every=2,
+        frames=120,
     ),
     Scale(
         "cpu",
@@ -179,6 +192,7 @@ _SCALES = [
         solver_steps=50,
         heavy=64,
         realised=8,
+        fit_minutes=5.0,
     ),
     Scale(
         "paper",
@@ -204,6 +218,7 @@ _SCALES = [
         sizes=((8, 32), (8, 64), (8, 128), (8, 256), (50, 32), (100, 64)),
         solver_steps=200,
         validate_every=500,
+        fit_minutes=60.0,
     ),
 ]
 SCALES: dict[str, Scale] = {scale.name: scale for scale in _SCALES}
@@ -218,9 +233,10 @@ class Data:
     train, test
         Gappy data, NaN where missing.
     truth
-        The complete test data; methods never see it.
+        The complete test data; of a real record only the values at hidden cells. Methods never see it.
     domain
-        (H, W) bool, all True: with few samples some cells are never observed, and these belong to the domain, too.
+        (H, W) bool, all True: with few samples some cells are never observed, and these belong to the domain, too. Of a
+        real record (C, H, W), the cells where it has a value at some time.
     """
 
     train: xr.Dataset
@@ -230,7 +246,7 @@ class Data:
 
     @property
     def frames(self) -> int:
-        return self.truth.sizes["time"]
+        return find_axes(self.truth).sizes(self.truth)[1]
 
     def judged_by(self, samples: int | None) -> "Data":
         """The same with the first test samples only; None keeps all."""
@@ -240,6 +256,12 @@ class Data:
 
 def load(case: Case, scale: Scale, seed: int, cache: Path, log: Callable[[str], None] | None = None) -> Data:
     """The data of a case; complete fields are simulated into ``cache`` unless they are there already."""
+    if case.real:
+        try:
+            gappy, truth, inside = gappy_and_truth(REAL_RECORDS[case.data], (scale.frames, scale.crop), seed)
+        except InputError as error:
+            raise Unavailable(str(error)) from error
+        return Data(gappy, gappy, truth, inside)
     if case.data == "era5":
         train, test = _era5(case, scale)
     else:

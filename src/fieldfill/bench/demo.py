@@ -18,8 +18,8 @@ import xarray as xr
 from fieldfill.api import Filler, budget_of, check
 from fieldfill.baselines import EOF, Baseline, BestInpainting, Climatology, GaussianOptimum, LinearTime
 from fieldfill.data.io import open_dataset, save_dataset
-from fieldfill.data.kinds import NETCDF
-from fieldfill.data.outputs import check_output
+from fieldfill.data.kinds import NETCDF, PAGE, PICTURE, Kind
+from fieldfill.data.outputs import check_folder, check_output
 from fieldfill.errors import InputError
 from fieldfill.execution.environment import versions
 from fieldfill.masks import CloudMask
@@ -27,12 +27,21 @@ from fieldfill.metrics import score
 from fieldfill.report import Story, picture, write_report
 from fieldfill.simulate.gaussian_field import GaussianField
 from fieldfill.stages import Report
+from fieldfill.workflow.model import KIND as MODEL
 
 __all__ = ["DemoData", "make_data", "run", "table"]
 
 # Mean of the field in degrees Celsius.
 MEAN = 14.0
 TITLE, GAPPY = "fieldfill demonstration", "gappy.nc"  # by which a folder of an earlier run is recognised
+PARTS: dict[str, Kind] = {
+    GAPPY: NETCDF,
+    "truth.nc": NETCDF,
+    "model.ff": MODEL,
+    "filled.nc": NETCDF,
+    "report.html": PAGE,
+    "demo.png": PICTURE,
+}
 
 
 @dataclass(frozen=True)
@@ -162,22 +171,18 @@ def run(
         title=f"{TITLE}: sea-surface temperature under drifting clouds",
     )
     page = write_report(story, output / "report.html", overwrite)
-    picture(story, output / "demo.png")
+    picture(story, output / "demo.png", overwrite)
     return {"scores": scores, "report": str(page), "seconds": seconds, "seed": seed, "window": window}
 
 
 def _make_folder(output: Path, overwrite: bool) -> None:
     """Makes the folder, and refuses an existing one that is neither empty nor of an earlier demonstration."""
-    try:
-        if output.exists() and not overwrite:
-            raise InputError(f"{output} already exists; choose another folder or pass --overwrite")
-        output.mkdir(parents=True, exist_ok=True)
-        if any(output.iterdir()) and not _is_demonstration(output / GAPPY):
-            raise InputError(f"{output} holds other things than a demonstration; choose another folder")
-        check_output(output / GAPPY, NETCDF, overwrite)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"cannot write to the folder {output}: {reason}; choose another one") from error
+    if output.exists() and not overwrite:
+        raise InputError(f"{output} already exists; choose another folder or pass --overwrite")
+    if any(check_folder(output).iterdir()) and not _is_demonstration(output / GAPPY):
+        raise InputError(f"{output} holds other things than a demonstration; choose another folder")
+    for name, kind in PARTS.items():
+        check_output(output / name, kind, overwrite)
 
 
 def _is_demonstration(path: Path) -> bool:

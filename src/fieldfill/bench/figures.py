@@ -12,7 +12,7 @@ from fieldfill.bench.cases import CASES, Data, Unavailable, load
 from fieldfill.bench.methods import LEARNT, classical, ensemble_of, learnt
 from fieldfill.bench.runner import Runner, use_ensemble
 from fieldfill.data.kinds import PICTURE
-from fieldfill.data.outputs import check_output, replacing
+from fieldfill.data.outputs import check_folder, check_output, replacing
 from fieldfill.errors import MissingPackage
 
 __all__ = ["FIGURES", "Figure", "draw_figures"]
@@ -39,19 +39,27 @@ FIGURES = [
 ]
 
 
-def draw_figures(runner: Runner, output: Path, seed: int = 0, sample: int = 0) -> tuple[list[Path], list[str]]:
+def draw_figures(
+    runner: Runner, output: Path, seed: int = 0, sample: int = 0, overwrite: bool = False
+) -> tuple[list[Path], list[str]]:
     """Draws what the cached models allow; returns the files and why others are missing."""
-    output.mkdir(parents=True, exist_ok=True)
+    check_folder(output)
+    for figure in FIGURES:
+        check_output(_path(output, figure), PICTURE, overwrite)
     drawn, missing = [], []
     for figure in FIGURES:
         try:
-            drawn.append(_draw(figure, runner, output, seed, sample))
+            drawn.append(_draw(figure, runner, output, seed, sample, overwrite))
         except Unavailable as error:
             missing.append(f"{figure.name}: {error}")
     return drawn, missing
 
 
-def _draw(figure: Figure, runner: Runner, output: Path, seed: int, sample: int) -> Path:
+def _path(output: Path, figure: Figure) -> Path:
+    return output / f"{figure.name}.png"
+
+
+def _draw(figure: Figure, runner: Runner, output: Path, seed: int, sample: int, overwrite: bool) -> Path:
     models = {name: _model_path(figure, name, runner, seed) for name in figure.methods if name in LEARNT}
     data = load(CASES[figure.case], runner.scale, seed, runner.cache, runner.log)
     one = {"sample": slice(sample, sample + 1)}
@@ -60,9 +68,9 @@ def _draw(figure: Figure, runner: Runner, output: Path, seed: int, sample: int) 
     strips = {"truth": truth[name].values[0], "observed": test[name].values[0]}
     for method in figure.methods:
         strips[method] = _filled(figure, method, models, runner, data, test)[name].values[0]
-    path = output / f"{figure.name}.png"
-    _picture(figure.title, strips, path)
-    return path
+    with replacing(_path(output, figure), PICTURE if overwrite else None) as partial:
+        _picture(figure.title, strips, partial)
+    return _path(output, figure)
 
 
 def _model_path(figure: Figure, method: str, runner: Runner, seed: int) -> Path:
@@ -108,5 +116,4 @@ def _picture(title: str, strips: dict[str, np.ndarray], path: Path, frames: int 
     for axis, frame in zip(axes[0], shown):
         axis.set_title(f"frame {frame}", fontsize=8)
     canvas.suptitle(title, fontsize=10)
-    with replacing(check_output(path, PICTURE, overwrite=True), PICTURE) as partial:
-        canvas.savefig(partial, dpi=90)
+    canvas.savefig(path, dpi=90)

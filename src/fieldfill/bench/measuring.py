@@ -59,31 +59,40 @@ def _peak_mb() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def metrics(filled: xr.Dataset, truth: xr.Dataset) -> dict[str, Any]:
-    """Scores on the missing cells; for several variables the mean over them, and each beside it.
+def metrics(filled: xr.Dataset, truth: xr.Dataset, zeros_apart: bool = False) -> dict[str, Any]:
+    """Scores on the missing cells whose truth is known; for several variables the mean over them, and each beside it.
 
     ``share_of_variance`` divides the error of each variable by the variance of the truth on its missing cells, which is
-    the error of a perfect climatology. ``mse_inside`` is the error more than `RIM` cells from any observation.
+    the error of a perfect climatology. ``mse_inside`` is the error more than `RIM` cells from any observation. With
+    ``zeros_apart`` each variable also has its root mean squared errors where the truth is above 0 and where it is not.
     """
     scores = score(filled, truth)
     inside = score_by_distance(filled, truth, edges=(RIM, np.inf), periodic=open_record(truth).periodic).mse
     names = [str(name) for name in scores.variable.values]
-    kept = ("mse", "rmse", "mae", "mse_all", "crps", "coverage90", "n")
+    kept = ("mse", "rmse", "mae", "mse_all", "crps", "coverage50", "coverage90", "n")
     table: dict[str, dict[str, Any]] = {
         name: {key: _number(scores[key].sel(variable=name)) for key in kept} for name in names
     }
     for name in names:
         table[name]["variance_missing"] = _variance(filled, truth, name)
+        table[name]["units"] = truth[name].attrs.get("units")
+    if zeros_apart:
+        for key, part in (("rmse_above_zero", truth.where(truth > 0)), ("rmse_zero", truth.where(truth <= 0))):
+            apart = score(filled, part)
+            for name in names:
+                table[name][key] = _number(apart.rmse.sel(variable=name))
+
+    scored = [entry for entry in table.values() if entry["n"]]
 
     def mean(key: str) -> float:
-        return float(np.mean([table[name][key] for name in names]))
+        return float(np.mean([entry[key] for entry in scored]))
 
     found = {
         "mse_missing": mean("mse"),
         "mse_inside": _number(inside.mean()),
         "mse_all": mean("mse_all"),
         "variance_missing": mean("variance_missing"),
-        "share_of_variance": float(np.mean([v["mse"] / v["variance_missing"] for v in table.values()])),
+        "share_of_variance": float(np.mean([np.divide(v["mse"], v["variance_missing"]) for v in scored])),
         "variables": table,
     }
     return found | ({"physics": physics(filled, truth)} if "simulator" in truth.attrs else {})
@@ -101,9 +110,10 @@ def _number(value: xr.DataArray) -> float | None:
     return value.item() if np.isfinite(value.item()) else None
 
 
-def _variance(filled: xr.Dataset, truth: xr.Dataset, name: str) -> float:
+def _variance(filled: xr.Dataset, truth: xr.Dataset, name: str) -> float | None:
     missing = np.isin(filled[f"{name}_flag"].values, FILLED)
-    return float(truth[name].transpose(*filled[name].dims).values[missing].astype(float).var())
+    true = truth[name].transpose(*filled[name].dims).values[missing].astype(float)
+    return float(np.nanvar(true)) if np.isfinite(true).any() else None
 
 
 def learning(history: Sequence[dict[str, Any]]) -> dict[str, Any]:

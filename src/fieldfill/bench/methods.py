@@ -8,6 +8,9 @@ differ in the partition, the objective and what is done at inference, as the met
 * ``paper``: contexts with the structure of the gaps, 70 % of the cells, uniform t, no first estimate, mean over ten;
 * ``paper_wrong_partition``: the same with single-pixel contexts on block gaps;
 * ``fieldfill``: our defaults, with a network of their own.
+
+Real records are filled by the classical methods and by ``fieldfill`` as its users have it: defaults, and a time for the
+whole fit. ``first_estimate`` is the same fitted model without the correction of its network.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,22 +23,40 @@ from pydantic import ValidationError
 from fieldfill import baselines
 from fieldfill.baselines import Baseline
 from fieldfill.bench.cases import Case, Scale, Unavailable
+from fieldfill.bench.real_records import REAL_RECORDS
 from fieldfill.config import Settings
 from fieldfill.errors import MissingPackage
-from fieldfill.presets import PRESETS
+from fieldfill.presets import PRESETS, preset
 from fieldfill.sampling.contexts import Ensemble
 from fieldfill.simulate.gaussian_field import GaussianField
 
-__all__ = ["CLASSICAL", "LEARNT", "METHODS", "Classical", "classical", "ensemble_of", "learnt", "methods_of"]
+__all__ = [
+    "CLASSICAL",
+    "LEARNT",
+    "METHODS",
+    "Classical",
+    "check_size",
+    "classical",
+    "ensemble_of",
+    "learnt",
+    "methods_of",
+]
 
 # The best of several inpaintings would repeat one of their rows, and the optimum learns nothing from the data.
 CLASSICAL = tuple(name for name in baselines.BASELINES if name not in ("inpainting", "optimum"))
 LEARNT = ("missdiff", "missdiff_noise", "ambientdiff", "paper", "paper_wrong_partition", "fieldfill")
 METHODS = (*CLASSICAL, *LEARNT, "optimum")
+# Methods that need several frames.
+IN_TIME = ("linear_time", "temporal", "eof")
+# Cells (variables, frames, rows, columns) of the largest real record that slow methods fill, in about ten minutes.
+MOST_CELLS = {"biharmonic": 1_500_000, "oi": 5_000_000}
 
 
 def methods_of(case: Case) -> tuple[str, ...]:
     """The methods that a case is filled by."""
+    if case.real:
+        left_out = set(IN_TIME) if REAL_RECORDS[case.data].timeless else set()
+        return tuple(name for name in (*CLASSICAL, "fieldfill") if name not in left_out)
     if case.record:
         return (*CLASSICAL, "fieldfill")
     left_out = set() if case.pattern == "block" else {"paper_wrong_partition"}
@@ -54,8 +75,9 @@ class Classical:
 
 def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classical:
     """A classical method for a case."""
-    # Simulated fields have the same mean everywhere, which a few samples of a cell would estimate less well.
-    own_mean = case.data == "era5"
+    # Simulated fields have the same mean everywhere, which a few samples of a cell would estimate less well; a single
+    # frame has no mean of a cell.
+    own_mean = _measured(case) and not (case.real and REAL_RECORDS[case.data].timeless)
     special: dict[str, Callable[[], Classical]] = {
         "climatology": lambda: Classical(baselines.Climatology(domain=domain, per_cell=own_mean)),
         "eof": lambda: Classical(baselines.EOF(domain=domain, max_rank=20, iterations=60), _eof_samples(case, scale)),
@@ -72,13 +94,25 @@ def classical(name: str, case: Case, scale: Scale, domain: np.ndarray) -> Classi
 
 def _interpolation(case: Case, scale: Scale, domain: np.ndarray) -> Baseline:
     """Optimal interpolation in the windows that `fieldfill` sees."""
-    window = 8 if case.data == "era5" else _frames(case, scale)  # at most the frames of a sample
+    window = 8 if _measured(case) else _frames(case, scale)  # at most the frames of a sample
     return baselines.OptimalInterpolation(domain=domain, window=window, probes=4)
 
 
 def _eof_samples(case: Case, scale: Scale) -> int | None:
     """As many samples as hold about 800 frames: the refill costs frames times cells times iterations."""
-    return None if case.data == "era5" else max(4, 800 // _frames(case, scale))
+    return None if _measured(case) else max(4, 800 // _frames(case, scale))
+
+
+def _measured(case: Case) -> bool:
+    """Whether the data are real ones instead of simulated ones."""
+    return case.real or case.data == "era5"
+
+
+def check_size(name: str, case: Case, cells: int) -> None:
+    """Leaves a slow method out of a large real record."""
+    most = MOST_CELLS.get(name, cells)
+    if case.real and cells > most:
+        raise Unavailable(f"{name} is left out above {most:,} cells because it is slow; {case.name} has {cells:,}")
 
 
 def _frames(case: Case, scale: Scale) -> int:
@@ -96,23 +130,38 @@ def learnt(
 ) -> Settings:
     """The configuration of a learnt method for samples of ``frames`` frames; ``changes`` are those of an ablation."""
     ours = name == "fieldfill"
-    preset = PRESETS["fast"] if ours else PRESETS["paper"]
+    if case.real:
+        return _validated(_as_used(scale, minutes) | dict(changes))
+    base = PRESETS["fast"] if ours else PRESETS["paper"]
     training = replace(
-        preset.training,
+        base.training,
         steps=scale.steps,
         minutes=scale.minutes if minutes is None else minutes,
         clock="processor",  # a busy machine must not change a row
-        batch=preset.training.batch if ours else scale.batch[case.data],
+        batch=base.training.batch if ours else scale.batch[case.data],
         validate_every=scale.validate_every,
         patience=10**6,  # the budget alone ends a training, so that it is the same for all
     )
     window = 8 if case.record else frames if ours else min(frames, scale.window)
     settings = (
-        preset.model_dump() | {"window": window, "training": training} | dict(scale.ours if ours else scale.network)
+        base.model_dump() | {"window": window, "training": training} | dict(scale.ours if ours else scale.network)
     )
-    settings |= _differences(name, case) | dict(changes)
+    return _validated(settings | _differences(name, case) | dict(changes))
+
+
+def _as_used(scale: Scale, minutes: float | None) -> dict[str, Any]:
+    """The defaults with a time for the whole fit, or with the steps and the network of a scale that has none."""
+    minutes = scale.fit_minutes if minutes is None else minutes
+    if minutes is not None:
+        return preset("fast", minutes=minutes).model_dump()
+    chosen = preset("fast", steps=scale.steps)
+    training = replace(chosen.training, validate_every=scale.validate_every)
+    return chosen.model_dump() | {"training": training} | dict(scale.ours)
+
+
+def _validated(settings: Mapping[str, Any]) -> Settings:
     try:
-        return Settings.model_validate(settings)
+        return Settings.model_validate(dict(settings))
     except ValidationError as error:
         first = error.errors()[0]
         raise Unavailable(f"the setting {first['loc'][0]} = {first['input']!r}: {first['msg']}") from error

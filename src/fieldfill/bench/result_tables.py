@@ -6,16 +6,24 @@ ratio in the paper. The reference is the best classical row, in ablations the be
 """
 
 import html
+import re
 from dataclasses import dataclass
 
 from fieldfill.bench.benches import BENCHES
+from fieldfill.bench.cases import CASES
 from fieldfill.bench.published import TIME_RATIO
+from fieldfill.bench.rows import Row
 from fieldfill.bench.speed import slope
 from fieldfill.bench.summary import COLUMNS, Summary
+from fieldfill.data.kinds import FileKind
 
-__all__ = ["WITH_CLASSICAL", "Table", "growth", "make_table", "to_html"]
+__all__ = ["TABLES", "WITH_CLASSICAL", "Table", "growth", "make_table", "real_table", "to_html"]
 
 WITH_CLASSICAL = (*COLUMNS, "real")
+HEAD = "<!doctype html><html lang=en><meta charset=utf-8><title>fieldfill benchmark</title>"
+TABLES = FileKind("a page of 'fieldfill bench table'", (HEAD.encode(),))
+# Root mean squared errors that a variable of a real record can have, and what they are of.
+PARTS = {"rmse": "", "rmse_above_zero": ", above 0", "rmse_zero": ", 0"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Table:
 
     def html(self) -> str:
         def line(cells: tuple[str, ...], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+            return "<tr>" + "".join(f"<{tag}>{_bold(html.escape(cell))}</{tag}>" for cell in cells) + "</tr>"
 
         body = "".join(line(cells, "td") for cells in self.lines)
         return (
@@ -45,16 +53,66 @@ class Table:
         )
 
 
+def _bold(text: str) -> str:
+    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text)
+
+
 def make_table(found: Summary, bench: str) -> Table | None:
-    """The table of one bench; None without rows."""
-    if not found.cases(bench):
+    """The table of one bench, for `real` that of the ERA5 month (see `real_table`); None without rows."""
+    cases = [case for case in found.cases(bench) if case not in CASES or not CASES[case].real]
+    if not cases:
         return None
-    return _speed_table(found) if bench == "speed" else _error_table(found, bench)
+    return _speed_table(found) if bench == "speed" else _error_table(found, bench, cases)
 
 
-def _error_table(found: Summary, bench: str) -> Table:
-    cases = found.cases(bench)
-    methods = found.methods(bench)
+def real_table(found: Summary) -> Table | None:
+    """Root mean squared errors of the real records in their units; None without rows."""
+    cases = [case for case in found.cases("real") if CASES[case].real]
+    methods = [name for name in found.methods("real") if any(found.mean("real", case, name) for case in cases)]
+    lines = [line for case in cases for line in _real_lines(found, case, methods)]
+    if not lines:
+        return None
+    legend = (
+        "Root mean squared error at hidden cells in the units of the data, mean over seeds; the least of each line is "
+        "bold. Covered: share of the hidden values inside the 50 % and 90 % intervals of `fieldfill`."
+    )
+    heads = ("", *(f"`{name}`" for name in methods), "covered 50 / 90 %")
+    return Table("Real records", legend, heads, tuple(lines))
+
+
+def _real_lines(found: Summary, case: str, methods: list[str]) -> list[tuple[str, ...]]:
+    """One line for each variable, and for its zeros and its values above zero where these are told apart."""
+    rows = [row for row in found.rows if (row["bench"], row["case"]) == ("real", case)]
+    lines = []
+    for variable, entry in rows[0]["metrics"]["variables"].items():
+        units = f" ({entry['units']})" if entry.get("units") else ""
+        for key, part in PARTS.items():
+            errors = {name: _mean_of(rows, name, variable, key) for name in methods}
+            least = min((error for error in errors.values() if error is not None), default=None)
+            if least is None:
+                continue
+            cells = (_rmse(errors[name], least) for name in methods)
+            shares = [_mean_of(rows, "fieldfill", variable, level) for level in ("coverage50", "coverage90")]
+            covered = " / ".join(f"{share:.0%}" for share in shares if share is not None) if key == "rmse" else ""
+            lines.append((f"{case}: {variable}{part}{units}", *cells, covered or "–"))
+    return lines
+
+
+def _mean_of(rows: list[Row], method: str, variable: str, key: str) -> float | None:
+    """Mean over seeds of a score of one variable."""
+    values = [row["metrics"]["variables"][variable].get(key) for row in rows if row["method"] == method]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _rmse(error: float | None, least: float) -> str:
+    if error is None:
+        return "–"
+    return f"**{error:.3g}**" if error == least else f"{error:.3g}"
+
+
+def _error_table(found: Summary, bench: str, cases: list[str]) -> Table:
+    methods = [name for name in found.methods(bench) if any(found.mean(bench, case, name) for case in cases)]
     classical = bench in WITH_CLASSICAL
     lines = [(f"`{name}`", *(_entry(found, bench, case, name, classical) for case in cases)) for name in methods]
     lines.append(("variance of the truth", *(_variance(found, bench, case) for case in cases)))
@@ -174,7 +232,4 @@ def to_html(tables: list[Table]) -> str:
         "td:first-child{text-align:left}"
     )
     body = "".join(table.html() for table in tables)
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>fieldfill benchmark</title>"
-        f"<style>{style}</style><body><h1>fieldfill benchmark</h1>{body}</body></html>\n"
-    )
+    return f"{HEAD}<style>{style}</style><body><h1>fieldfill benchmark</h1>{body}</body></html>\n"

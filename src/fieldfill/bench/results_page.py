@@ -4,7 +4,7 @@ from collections import Counter
 
 from fieldfill.bench.benches import BENCHES
 from fieldfill.bench.claims import REFERENCES, Claim, Finding, check_claims, ratio_table
-from fieldfill.bench.result_tables import WITH_CLASSICAL, Table, make_table
+from fieldfill.bench.result_tables import WITH_CLASSICAL, Table, make_table, real_table
 from fieldfill.bench.summary import COVERAGE, CRPS, Summary
 from fieldfill.data.kinds import FileKind
 
@@ -26,6 +26,8 @@ def results_page(found: Summary) -> str:
     """Markdown; the same rows give the same page."""
     claims = check_claims(found)
     tables = [table for name in BENCHES if (table := make_table(found, name)) is not None]
+    if (real := real_table(found)) is not None:
+        tables.insert(0, real)
     if found.further:
         tables.append(_further(found))
     parts = [
@@ -104,7 +106,9 @@ def _costs(found: Summary) -> str:
 
 
 def _budget(budget: dict) -> str:
-    return f"{budget['steps']} steps" if budget["minutes"] is None else f"{budget['minutes']:g} processor minutes"
+    if budget["minutes"] is None:
+        return f"{budget['steps']} steps"
+    return f"{budget['minutes']:g} {'minutes of the whole fit' if budget.get('of') == 'fit' else 'processor minutes'}"
 
 
 def _verdicts(claims: list[tuple[Claim, Finding]]) -> Table:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fieldfill.data.kinds import FileKind
+from fieldfill.data.outputs import replacing
 from fieldfill.errors import InputError
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "write",
 ]
 
+ROWS = FileKind("rows of the benchmark", (b"{",))
 # Values of ``status``.
 MEASURED = "measured"
 UNAVAILABLE = "not available"
@@ -94,14 +97,19 @@ def is_measured(row: Row | None) -> bool:
 
 def write(results: Path, row: Mapping[str, Any]) -> Path:
     """Appends a row to the file of its bench; a row with the same key is replaced, and the file sorted."""
-    results.mkdir(parents=True, exist_ok=True)
     path, new = path_of(results, row["bench"]), arranged(row)
-    with _locked(results, fcntl.LOCK_EX):
-        there = _lines(path)
-        if any(_key(old) == _key(new) for old in there):
-            _rewrite(path, _latest([*there, new]))
-        else:
-            _append(path, new)
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        with _locked(results, fcntl.LOCK_EX):
+            there = _lines(path)
+            if any(_key(old) == _key(new) for old in there):
+                _rewrite(path, _latest([*there, new]))
+            else:
+                _append(path, new)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; free some space, then run again to measure this row"
+        ) from error
     return path
 
 
@@ -171,12 +179,10 @@ def _whole(path: Path) -> int:
 
 def _rewrite(path: Path, rows: list[Row]) -> None:
     """Replaces the file in one move."""
-    partial = path.with_suffix(f".part{os.getpid()}")
-    with partial.open("wb") as file:
+    with replacing(path, ROWS) as partial, partial.open("wb") as file:
         file.writelines(map(_line, rows))
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Measures jobs: loads or simulates the data, loads or trains the model, fills, writes the row."""
 
+import copy
 import json
 import os
 import time
@@ -16,17 +17,19 @@ from fieldfill.api import load as load_model
 from fieldfill.baselines import Baseline
 from fieldfill.bench import rows, speed
 from fieldfill.bench.benches import BENCHES, Job, jobs_of, paper_value
-from fieldfill.bench.cases import CASES, Data, Scale, Unavailable, load
+from fieldfill.bench.cases import CASES, Case, Data, Scale, Unavailable, load
 from fieldfill.bench.measuring import Clock, clocked, learning, metrics, provenance
-from fieldfill.bench.methods import LEARNT, classical, ensemble_of, learnt
+from fieldfill.bench.methods import LEARNT, check_size, classical, ensemble_of, learnt
 from fieldfill.bench.multistep import realise
 from fieldfill.bench.published import best_classical
+from fieldfill.bench.real_records import REAL_RECORDS
 from fieldfill.config import Settings
+from fieldfill.data.outputs import check_folder
 from fieldfill.errors import InputError
 from fieldfill.sampling.contexts import Ensemble
 from fieldfill.workflow.checkpoint import RunFolder
 
-__all__ = ["Runner", "default_cache", "use_ensemble"]
+__all__ = ["Runner", "default_cache", "uncorrected", "use_ensemble"]
 
 
 def default_cache(results: Path) -> Path:
@@ -57,8 +60,10 @@ class Runner:
     def run(self, jobs: list[Job], seeds: list[int]) -> dict[str, int]:
         """Makes the rows that are not there yet; returns how many were made, were there and could not be made."""
         rows.check_scale(self.results, self.scale.name)
-        self.cache.mkdir(parents=True, exist_ok=True)
-        (self.cache / ".gitignore").write_text("*\n")
+        check_folder(self.results)
+        ignore = check_folder(self.cache) / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
         torch.set_num_threads(self.threads)
         counts = {"made": 0, "kept": 0, "not available": 0}
         todo = [(seed, job) for seed in seeds for job in jobs]
@@ -131,30 +136,37 @@ class Runner:
             "train": data.train.sizes.get("sample", 1),
             "test": test.truth.sizes.get("sample", 1),
             "frames": data.frames,
-            "grid": list(data.domain.shape),
+            "grid": list(data.domain.shape[-2:]),
         }
         if job.trained not in LEARNT:
+            check_size(job.trained, case, data.frames * data.domain.size)
             chosen = classical(job.trained, case, self.scale, data.domain)
-            return self._classical(chosen.method, chosen.fit_samples, data, sizes)
+            return self._classical(chosen.method, chosen.fit_samples, case, data, sizes)
         config = learnt(job.trained, case, self.scale, data.frames, self.minutes, dict(job.changes))
         filler, facts = self.trained(job, config, data, seed)
+        if case.real and job.corrected:
+            first = _scored(case, uncorrected(filler).fill(test.test), test.truth)
+            facts["first_estimate"] = {name: entry["rmse"] for name, entry in first["variables"].items()}
+        filler = filler if job.corrected else uncorrected(filler)
         use_ensemble(filler, job.ensemble or ensemble_of(job.trained, config))
         with clocked() as clock:
             if job.omega is None:
                 filled = filler.fill(test.test)
             else:
                 filled = realise(filler, test.test, job.omega, self.scale.solver_steps, seed)
+        if not job.corrected:  # the standard deviation is calibrated for the corrected fill
+            filled = filled.drop_vars([f"{name}_std" for name in test.truth.data_vars])
         return {
-            "metrics": metrics(filled, test.truth),
-            "sizes": sizes | {"window": config.window},
-            "budget": {"minutes": config.training.minutes, "steps": config.training.steps},
+            "metrics": _scored(case, filled, test.truth),
+            "sizes": sizes | {"window": filler.model_.shape[0]},
+            "budget": _budget(config),
             **facts,
             "fill_seconds": clock.seconds,
             "peak_mb": max(clock.peak_mb, facts["peak_mb"]),
         }
 
     def _classical(
-        self, method: Baseline, fit_samples: int | None, data: Data, sizes: dict[str, Any]
+        self, method: Baseline, fit_samples: int | None, case: Case, data: Data, sizes: dict[str, Any]
     ) -> dict[str, Any]:
         train = data.train
         if fit_samples is not None and "sample" in train.dims:
@@ -164,7 +176,7 @@ class Runner:
         with clocked() as filling:
             filled = method.fill(data.test)
         return {
-            "metrics": metrics(filled, data.truth),
+            "metrics": _scored(case, filled, data.truth),
             "sizes": sizes | {"train": train.sizes.get("sample", 1)},
             "budget": {"minutes": None, "steps": 0},
             "train_seconds": learning.seconds,
@@ -195,6 +207,7 @@ class Runner:
         notes = filler.model_.notes
         last = notes["history"][-1]
         partition = filler.model_.partition_name
+        found = filler.summary()
         facts = {
             # A run that was interrupted and resumed has trained for longer than this process.
             "train_seconds": max(clock.seconds, last["seconds"]),
@@ -206,6 +219,11 @@ class Runner:
             "unlearnable_share": notes["audit"][partition]["unlearnable_share"],
             "validation": notes["validation"],
             "learning": learning(notes["history"]),
+            "stopped_early": found["stopped_early"],
+            "crop": found["crop"],
+            "stages": found["stages"],
+            "validation_crops": found["validation_crops"],
+            "effective_crops": notes["calibration"].get("effective_windows"),
         }
         filler.save(path, overwrite=True)
         partial = facts_file.with_suffix(f".tmp{os.getpid()}")
@@ -216,8 +234,8 @@ class Runner:
 
     def model_path(self, job: Job, config: Settings, seed: int) -> Path:
         """Where the model of a job is kept: apart for each budget."""
-        training = config.training
-        budget = f"{training.steps}steps" if training.minutes is None else f"{training.minutes:g}min"
+        minutes, steps = _budget(config)["minutes"], config.training.steps
+        budget = f"{steps}steps" if minutes is None else f"{minutes:g}min"
         folder = self.cache / self.scale.name / "models" / budget
         return folder / f"{job.case}__{job.model}__seed{seed}.ff"
 
@@ -231,6 +249,27 @@ def _fit(filler: Filler, train: xr.Dataset, checkpoint: Path) -> Filler:
             if not str(error).startswith("cannot resume"):
                 raise
     return filler.fit(train, checkpoint)
+
+
+def _budget(config: Settings) -> dict[str, Any]:
+    """What ends a training: minutes of the training loop, those of the whole fit, or steps."""
+    training = config.training
+    if config.minutes is not None:
+        return {"minutes": config.minutes, "steps": None, "of": "fit"}
+    return {"minutes": training.minutes, "steps": training.steps}
+
+
+def _scored(case: Case, filled: xr.Dataset, truth: xr.Dataset) -> dict[str, Any]:
+    return metrics(filled, truth, case.real and REAL_RECORDS[case.data].zeros_apart)
+
+
+def uncorrected(filler: Filler) -> Filler:
+    """The same fitted model without the correction of its network, filling from all observations at once."""
+    denoiser = copy.deepcopy(filler.model_.denoiser)
+    denoiser.gain.zero_()
+    first = copy.copy(filler)
+    first.model_ = replace(filler.model_, denoiser=denoiser, ensemble=Ensemble(0))
+    return first
 
 
 def use_ensemble(filler: Filler, ensemble: Ensemble | None) -> None:

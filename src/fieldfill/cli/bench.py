@@ -124,10 +124,9 @@ def table(
 ) -> None:
     """Print the rows as Markdown tables, with the paper's ratios beside ours."""
     from fieldfill.bench.benches import BENCHES
-    from fieldfill.bench.result_tables import make_table, to_html
+    from fieldfill.bench.result_tables import TABLES, make_table, real_table, to_html
     from fieldfill.bench.rows import read
     from fieldfill.bench.summary import Summary
-    from fieldfill.data.kinds import PAGE
     from fieldfill.data.outputs import check_output, replacing
 
     unknown = [name for name in names or [] if name not in BENCHES]
@@ -135,10 +134,12 @@ def table(
         raise InputError(f"unknown bench '{unknown[0]}'; choose among {', '.join(BENCHES)}")
     found = Summary(read(_folder(results, "cpu")))
     tables = {name: made for name in names or BENCHES if (made := make_table(found, name)) is not None}
+    if "real" in (names or BENCHES) and (made := real_table(found)) is not None:
+        tables["real records"] = made
     if not tables:
         raise InputError(f"no rows in {_folder(results, 'cpu')}; make some with 'fieldfill bench run'")
     if html is not None:
-        with replacing(check_output(html, PAGE, overwrite=True), PAGE) as partial:
+        with replacing(check_output(html, TABLES, overwrite=True), TABLES) as partial:
             partial.write_text(to_html(list(tables.values())))
     content = {name: {"heads": made.heads, "lines": made.lines} for name, made in tables.items()}
     _show(content, "\n\n".join(made.markdown() for made in tables.values()), as_json)
@@ -190,11 +191,12 @@ def figures(
     threads: Threads = 2,
     results: Results = None,
     cache: Cache = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace pictures of the same names.")] = False,
     as_json: Json = False,
 ) -> None:
     """Draw the paper's figures from the models that 'bench run' has trained."""
     from fieldfill.bench.figures import draw_figures
 
-    drawn, missing = draw_figures(_runner(scale, results, cache, minutes, threads), output)
+    drawn, missing = draw_figures(_runner(scale, results, cache, minutes, threads), output, overwrite=overwrite)
     lines = [*(f"written to {path}" for path in drawn), *(f"left out: {reason}" for reason in missing)]
     _show({"figures": [str(path) for path in drawn], "missing": missing}, "\n".join(lines), as_json)

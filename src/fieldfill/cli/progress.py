@@ -81,7 +81,10 @@ def _move(bar: Bar, task: TaskID, progress: Progress) -> None:
 
 
 class _Lines:
-    """Prints a line when a stage begins, and the latest news when none was printed for a while."""
+    """Prints a line when a stage begins, and the latest news when none was printed for a while.
+
+    The first stage is printed only if it takes long: wrong input is found there, and its message should stand alone.
+    """
 
     def __init__(self) -> None:
         self._lock, self._ended = threading.Lock(), threading.Event()
@@ -102,7 +105,7 @@ class _Lines:
                 for line in progress.notes:
                     note(line)
                 return
-            begins = self._latest is None or progress.stage != self._latest.stage
+            begins = self._latest is not None and progress.stage != self._latest.stage
             self._latest, self._received = progress, time.monotonic()
             if begins or (progress.total and progress.done == progress.total):
                 self._print()

@@ -28,6 +28,7 @@ import xarray as xr
 from dask.base import get_scheduler
 
 from fieldfill.data.ancillary import filled_cells
+from fieldfill.data.kinds import ZARR
 from fieldfill.data.pieces import at_once
 from fieldfill.data.stores import storing
 from fieldfill.data.writer import written
@@ -39,6 +40,7 @@ TIME_CODING = ("units", "calendar")
 PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 LIMITS = ("valid_min", "valid_max", "valid_range")  # in packed numbers, by CF
 NETCDF_STORAGE = ("zlib", "complevel", "shuffle", "fletcher32")
+IMPOSSIBLE = (".", "..")  # names that mean a place
 
 # Errors of the disk, not of the data.
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO)
@@ -53,7 +55,7 @@ class _NoRoom(Exception):
 def write(ds: xr.Dataset, path: Path, zarr: bool) -> None:
     if zarr:
         with storing(path) as store:
-            ds.to_zarr(store, mode="w", consolidated=False)
+            _evenly_chunked(ds).to_zarr(store, mode="w", consolidated=False)
     elif _computed_elsewhere(ds):
         ds.to_netcdf(path, engine="h5netcdf")
     else:
@@ -66,6 +68,17 @@ def write(ds: xr.Dataset, path: Path, zarr: bool) -> None:
 def _computed_elsewhere(ds: xr.Dataset) -> bool:
     """Whether other processes compute the values; they open the file by its name, an open one cannot be sent."""
     return bool(ds.chunks) and get_scheduler() not in (None, dask.threaded.get, dask.local.get_sync)
+
+
+def _evenly_chunked(ds: xr.Dataset) -> xr.Dataset:
+    """The data set as Zarr takes it: along a dimension all chunks are of one size, the last one may be smaller."""
+    even = {}
+    for name, variable in ds.variables.items():
+        sizes = {dim: max(parts) for dim, parts in variable.chunksizes.items()}
+        uneven = [dim for dim, parts in variable.chunksizes.items() if any(size < sizes[dim] for size in parts[:-1])]
+        if uneven:
+            even[name] = variable.chunk({dim: sizes[dim] for dim in uneven})
+    return ds.assign(even)
 
 
 def check_writable(ds: xr.Dataset, path: Path) -> xr.Dataset:
@@ -97,6 +110,8 @@ def _plain(ds: xr.Dataset, zarr: bool, refused: Refusals) -> xr.Dataset:
     names: dict[Hashable, str] = {}
     for name in sorted(taken, key=str):
         new = _clean(str(name)).replace("/", "_") or "_"
+        if new in IMPOSSIBLE or (zarr and new in ZARR.METADATA):
+            new = f"_{new}"
         while new != name and new in {*taken, *names.values()}:
             new += "_"
         if new != name:
@@ -104,12 +119,15 @@ def _plain(ds: xr.Dataset, zarr: bool, refused: Refusals) -> xr.Dataset:
             refused.append(f"{str(name)!r} is called '{new}'")
     ds = ds.rename(names).copy()
     kept = (*PACKING, *TIME_CODING, *(() if zarr else NETCDF_STORAGE))
-    for variable in ds.variables.values():
+    for name, variable in ds.variables.items():
         variable.encoding = {key: value for key, value in variable.encoding.items() if key in kept}
         listed = str(variable.attrs.get("ancillary_variables", ""))
         if names and listed:
             renamed = [names.get(word, word) for word in listed.split()]
             variable.attrs = {**variable.attrs, "ancillary_variables": " ".join(renamed)}
+        if zarr and variable.dtype.kind == "f" and variable.dtype.itemsize > 8:
+            ds[name] = variable.astype(np.float64)
+            refused.append(f"'{name}' is written as float64")
     unlimited = [name for name in ds.encoding.get("unlimited_dims", ()) if name in ds.dims]
     ds.encoding = {"unlimited_dims": unlimited} if unlimited else {}
     return ds
@@ -122,7 +140,14 @@ def _repacked(ds: xr.Dataset, zarr: bool, refused: Refusals) -> xr.Dataset:
         if not _is_packed(variable) and filled is None:
             continue
         cells, given = None if filled is None else filled.variable, variable.encoding
-        variable.encoding = next((e for e in _encodings(given) if _keeps(variable, e, cells, zarr)), {})
+        # Numbers that were filled mean what they are: a scale left among the attributes would be applied when read.
+        stale = {key: variable.attrs[key] for key in PACKING if cells is not None and key in variable.attrs}
+        forms = ((encoding, attrs) for encoding in _encodings(given) for attrs in ([stale, {}] if stale else [{}]))
+        keeps = (form for form in forms if _keeps(variable, *form, cells, zarr))
+        variable.encoding, kept = next(keeps, ({}, {}))
+        if stale != kept:
+            variable.attrs = {key: value for key, value in variable.attrs.items() if key not in stale}
+            refused.append(f"'{name}' is written without its attributes {', '.join(stale)}, which change it when read")
         lost = [key for key in LIMITS if key in variable.attrs]
         if lost and "scale_factor" in given and "scale_factor" not in variable.encoding:
             variable.attrs = {key: value for key, value in variable.attrs.items() if key not in lost}
@@ -148,13 +173,15 @@ def _encodings(encoding: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {}
 
 
-def _keeps(variable: xr.Variable, encoding: dict[str, Any], filled: xr.Variable | None, zarr: bool) -> bool:
+def _keeps(
+    variable: xr.Variable, encoding: dict[str, Any], attrs: dict[str, Any], filled: xr.Variable | None, zarr: bool
+) -> bool:
     """Whether all values come back, those of ``filled`` cells to within the step of the packing."""
-    steps = at_once(variable.size // len(variable)) if variable.size else 1
+    steps = at_once(variable.size // len(variable)) if variable.ndim and variable.size else 1
     blocks = [slice(i, i + steps) for i in range(0, len(variable), steps)] if variable.ndim else [()]
     for block in blocks:
         given = variable[block].compute()
-        back, step = _there_and_back(given, encoding, zarr)
+        back, step = _there_and_back(given, encoding, attrs, zarr)
         if back is None or (given.dtype.kind in "fiub" and back.dtype != given.dtype):
             return False
         values = given.values
@@ -168,13 +195,13 @@ def _keeps(variable: xr.Variable, encoding: dict[str, Any], filled: xr.Variable 
 
 
 def _there_and_back(
-    variable: xr.Variable, encoding: dict[str, Any], zarr: bool
+    variable: xr.Variable, encoding: dict[str, Any], attrs: dict[str, Any], zarr: bool
 ) -> tuple[np.ndarray, float] | tuple[None, float]:
     """Values as they are read from a file with this encoding, None if it cannot be written; the step of integers."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            stored = xr.conventions.encode_cf_variable(xr.Variable(variable.dims, variable.values, {}, encoding))
+            stored = xr.conventions.encode_cf_variable(xr.Variable(variable.dims, variable.values, attrs, encoding))
             plain = xr.Variable(variable.dims, stored.values, _as_json(stored.attrs) if zarr else stored.attrs)
             scale = float(np.ravel(stored.attrs.get("scale_factor", 1.0))[0])
             step = abs(scale) if stored.dtype.kind in "iu" else 0.0
@@ -190,6 +217,8 @@ def _as_json(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_bits(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    if one.dtype.itemsize > 8:  # an extended double, of which some bits mean nothing
+        return (one == two) & (np.signbit(one) == np.signbit(two))
     bits = f"u{one.dtype.itemsize}"
     return np.ascontiguousarray(one).view(bits) == np.ascontiguousarray(two).view(bits)
 

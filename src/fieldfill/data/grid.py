@@ -31,7 +31,8 @@ class Grid:
     Attributes
     ----------
     coordinates
-        values of the row and column coordinates by dimension name; a dimension without numbers counts its cells.
+        finite values of the row and column coordinates by dimension name; a dimension without them counts its
+        cells.
     periodic
         whether rows and columns close on themselves.
     """
@@ -273,7 +274,7 @@ def _coordinates(ds: xr.Dataset, axes: Axes) -> dict[str, list[float]]:
         if name is None:
             found[NO_AXIS] = [0.0]
             continue
-        numeric = name in ds.coords and np.issubdtype(ds[name].dtype, np.number)
+        numeric = name in ds.coords and ds[name].dtype.kind in "iuf" and np.isfinite(ds[name].values).all()
         values = ds[name].values if numeric else np.arange(ds.sizes[name])
         found[name] = values.astype(float).tolist()
     return found

@@ -6,15 +6,18 @@ This module never imports torch.
 """
 
 import os
+import warnings
 from pathlib import Path
 
+import h5py
 import numpy as np
 import xarray as xr
 
 from fieldfill.data.encoding import writable, write
-from fieldfill.data.kinds import ZARR, data_kind
+from fieldfill.data.kinds import ZARR, data_kind, json_object
 from fieldfill.data.outputs import COMPRESSED, check_output, check_space, replacing
-from fieldfill.errors import InputError, MissingPackage
+from fieldfill.data.survey import as_dataset
+from fieldfill.errors import InputError, InputWarning, MissingPackage
 
 __all__ = ["open_dataset", "save_dataset", "stored_bytes"]
 
@@ -36,7 +39,29 @@ def open_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"cannot read {path}: {reason}; is it a complete NetCDF, Zarr or GRIB file?") from error
+    if groups := _groups(path):
+        text = f"{path.name} has groups ({', '.join(groups)}); only the variables outside of them are read"
+        warnings.warn(" ".join(text.split()), InputWarning, stacklevel=2)
     return _merge_expver(ds)
+
+
+def _groups(path: Path) -> list[str]:
+    """Names of the groups in a file, those without any variable excepted, or in a store."""
+    if path.is_dir():
+        return sorted(entry.name for entry in path.iterdir() if _is_group(entry))
+    if not h5py.is_hdf5(path):
+        return []
+    with h5py.File(path) as file:
+        groups = {name: part for name, part in file.items() if isinstance(part, h5py.Group)}
+        return [name for name, group in groups.items() if group.visititems(_is_variable)]
+
+
+def _is_group(path: Path) -> bool:
+    return (path / ".zgroup").exists() or json_object(path / "zarr.json").get("node_type") == "group"
+
+
+def _is_variable(_: str, part: h5py.Group | h5py.Dataset) -> bool | None:
+    return isinstance(part, h5py.Dataset) or None
 
 
 def _open(path: Path) -> xr.Dataset:
@@ -56,8 +81,7 @@ def _open(path: Path) -> xr.Dataset:
 
 
 def _is_consolidated(path: Path) -> bool:
-    root = path / "zarr.json"
-    return (path / ".zmetadata").exists() or (root.exists() and '"consolidated_metadata"' in root.read_text())
+    return (path / ".zmetadata").exists() or bool(json_object(path / "zarr.json").get("consolidated_metadata"))
 
 
 def _open_grib(path: Path) -> xr.Dataset:
@@ -88,14 +112,14 @@ def _merge_expver(ds: xr.Dataset) -> xr.Dataset:
     return merged.assign_attrs(ds.attrs)
 
 
-def save_dataset(ds: xr.Dataset, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+def save_dataset(ds: xr.Dataset | xr.DataArray, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Writes NetCDF or Zarr by the name's ending, atomically.
 
     What the format cannot hold is left out with an `InputWarning`; see `fieldfill.data.encoding`.
     """
     kind = data_kind(path)
     path = check_output(path, kind, overwrite)
-    ds = writable(ds, path)
+    ds = writable(as_dataset(ds), path)
     check_space(path, stored_bytes(ds, path))
     with replacing(path, kind if overwrite else None) as partial:
         write(ds, partial, kind is ZARR)

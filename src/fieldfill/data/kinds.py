@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fieldfill.errors import InputError
 
-__all__ = ["NETCDF", "PAGE", "PICTURE", "ZARR", "FileKind", "FolderKind", "Kind", "data_kind", "foreign"]
+__all__ = ["NETCDF", "PAGE", "PICTURE", "ZARR", "FileKind", "FolderKind", "Kind", "data_kind", "foreign", "json_object"]
 
 NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf", ".netcdf", ".h5")
 
@@ -50,7 +50,7 @@ class FileKind:
 class FolderKind:
     """A folder whose entries are all among ``parts`` and whose file ``mark`` is a JSON object with the given key.
 
-    ``parts`` maps names to the kind of a folder, or to None for a regular file.
+    ``parts`` maps names to kinds, or to None for any regular file.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FolderKind:
             found = inner.strange(entry, unfinished=True) if inner else None if entry.is_file() else entry
             if found is not None:
                 return found
-        return None if unfinished or self.key in _json_object(path / self.mark) else path
+        return None if unfinished or self.key in json_object(path / self.mark) else path
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ZarrKind:
             if (
                 here.parent in arrays
                 or ".zarray" in node
-                or _json_object(here / "zarr.json").get("node_type") == "array"
+                or json_object(here / "zarr.json").get("node_type") == "array"
             ):
                 arrays.add(here)
             elif not node and not unfinished:
@@ -113,7 +113,7 @@ PAGE = FileKind("an HTML page", (b"<!doctype html", b"<html"))
 PICTURE = FileKind("a PNG picture", (b"\x89PNG\r\n\x1a\n",))
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one if there is none."""
     try:
         found = json.loads(path.read_text())

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fieldfill.data.kinds import Kind, foreign
+from fieldfill.data.kinds import FileKind, Kind, foreign
 from fieldfill.errors import InputError
 
 try:
@@ -31,7 +31,9 @@ except ImportError:  # no such locks on Windows
 __all__ = [
     "COMPRESSED",
     "LOCK",
+    "LOCKED",
     "check_distinct",
+    "check_folder",
     "check_output",
     "check_space",
     "locked",
@@ -42,7 +44,19 @@ __all__ = [
 # Share of their size in memory that compressed data are expected to need at least.
 COMPRESSED = 0.1
 LOCK = "run.lock"
-MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
+LOCKED = FileKind("a lock", (b"process ",))
+
+
+def _machine() -> str:
+    """A number of this machine; containers that share its name but not its processes have others."""
+    try:
+        processes = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        processes = ""
+    return f"{zlib.crc32((platform.node() + processes).encode()):08x}"
+
+
+MACHINE = _machine()
 
 _numbers = itertools.count()
 _neighbours: set[Path] = set()  # those that this process is writing
@@ -77,15 +91,30 @@ def _check(path: Path, kind: Kind, overwrite: bool) -> None:
         trial.touch(exist_ok=False)
 
 
+def check_folder(path: Path) -> Path:
+    """Makes a folder for several outputs if it is missing, and checks before the work that it can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with _neighbour(path / "trial") as trial:
+            trial.touch(exist_ok=False)
+    except OSError as error:
+        raise InputError(f"cannot write to the folder {path}: {_reason(error)}; choose another one") from error
+    return path
+
+
 def check_distinct(output: str | os.PathLike[str], *inputs: str | os.PathLike[str] | None) -> None:
     """Refuses an output that is one of the inputs, by whatever name, or lies inside one, or has one inside."""
-    end = Path(output).resolve()
+    target, end = target_of(Path(output)), _real(output)
     for given in (Path(path) for path in inputs if path is not None):
-        begin = given.resolve()
+        begin = _real(given)
         same = end == begin or (end.exists() and begin.exists() and end.samefile(begin))
         if same or begin in end.parents or end in begin.parents:
             relation = "is" if same else "lies inside" if begin in end.parents else "contains"
             raise InputError(f"the output {output} {relation} the input {given}; choose another name")
+        if begin.parent == _real(target.parent) and _leftover(target, begin.name):
+            raise InputError(
+                f"the input {given} is named like a leftover of {output}, which is cleared; rename it first"
+            )
 
 
 def check_space(path: Path, size: float) -> None:
@@ -150,7 +179,12 @@ def _move_both(partial: Path, target: Path) -> None:
 
 def target_of(path: Path) -> Path:
     """Where ``path`` leads: a link stays, and what it points to is replaced."""
-    return path.resolve() if path.is_symlink() else path
+    return _real(path) if path.is_symlink() else path
+
+
+def _real(path: str | os.PathLike[str]) -> Path:
+    """The path without links; a link to itself stays, and is in the way of whatever is written there."""
+    return Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager
@@ -173,18 +207,32 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _leftover(target: Path, name: str) -> re.Match[str] | None:
+    """Role, process and machine in a name that a process may have left beside ``target``.
+
+    The first version wrote names without a machine, ``<name>.part<process><suffix>``.
+    """
+    own, suffix = re.escape(target.name), re.escape(target.suffix)
+    return re.fullmatch(rf"{own}\.(part|old)(\d+)(?:-([0-9a-f]{{8}})-\d+)?{suffix}", name)
+
+
 def _clear_leftovers(target: Path, kind: Kind) -> None:
     """Deletes what dead processes of this machine left beside ``target``; an old output moved aside is moved back."""
-    name, suffix = re.escape(target.name), re.escape(target.suffix)
-    pattern = re.compile(rf"{name}\.(part|old)(\d+)(?:-([0-9a-f]{{8}})-\d+)?{suffix}")
     for entry in sorted(target.parent.iterdir()):
-        found = pattern.fullmatch(entry.name)
-        if found is None or entry in _neighbours or found[3] not in (None, MACHINE) or _alive(int(found[2])):
+        found = _leftover(target, entry.name)
+        if found is None or entry in _neighbours or _alive(int(found[2])):
+            continue
+        # People call a copy model.old2 or data.zarr.part3.zarr, too: without a machine only a torso is a leftover.
+        if found[3] != MACHINE and (found[3] or found[1] == "old" or _is_complete(entry, kind)):
             continue
         if found[1] == "old" and not os.path.lexists(target) and kind.strange(entry) is None:
             os.rename(entry, target)
         elif kind.strange(entry, unfinished=True) is None:
             _remove(entry)
+
+
+def _is_complete(path: Path, kind: Kind) -> bool:
+    return kind.strange(path) is None and (path.is_dir() or path.stat().st_size > 0)
 
 
 def _alive(process: int) -> bool:
@@ -210,7 +258,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     The lock goes with the process that holds it, however that ends. The thread that holds it may enter again.
     """
-    holder = folder.resolve(), threading.get_ident()
+    holder = _real(folder), threading.get_ident()
     if holder in _held:
         yield
         return

@@ -59,6 +59,8 @@ class Record:
         in their order.
     closed
         what `periodic` is if rows or columns are arranged.
+    keeps_all
+        whether observations outside the domain stay in the result; a domain that was found in other data lacks cells.
     """
 
     ds: xr.Dataset
@@ -73,6 +75,7 @@ class Record:
     by_sample: np.ndarray | None = None
     cells: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     closed: tuple[bool, bool] = (False, False)
+    keeps_all: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -296,7 +299,7 @@ class _Gaps:
         self.observations = self.canonical.values.reshape(np.delete(record.shape, 1))
         inside = record.domain[c] if record.by_sample is None else record.by_sample[:, c, None] & record.domain[c]
         self.inside = np.broadcast_to(inside, self.observations.shape)
-        self.observed = np.isfinite(self.observations) & self.inside
+        self.observed = np.isfinite(self.observations) & (self.inside | record.keeps_all)
         self.missing = self.inside & ~self.observed
         self.logarithmic = name in record.logarithmic
 
@@ -326,7 +329,7 @@ class _Gaps:
     def _placed(
         self, seen: np.ndarray | int, missing: np.ndarray, dtype: npt.DTypeLike, outside: float = np.nan
     ) -> xr.DataArray:
-        array = np.where(self.inside, np.where(self.observed, seen, missing), outside).astype(dtype)
+        array = np.where(self.observed, seen, np.where(self.missing, missing, outside)).astype(dtype)
         placed = self.canonical.copy(data=array.reshape(self.canonical.shape)).transpose(*self.original.dims)
         placed.attrs, placed.encoding = {}, {}
         return placed

@@ -1,6 +1,6 @@
 """What a data set holds: the variables to fill, where they exist, and statistics of their values in one pass."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,16 +40,20 @@ def choose_variables(
     if variables is None:
         derived = _derived(ds)
         free = [
-            str(name)
+            name
             for name, variable in ds.data_vars.items()
             if variable.dtype.kind == "f" and name != domain_name and name not in derived
         ]
         near = [name for name in free if set(axes.names) <= set(ds[name].dims)]
         chosen = tuple(name for name in near if not axes.others(ds[name]))
         if not chosen:
-            has = _excess(ds, axes, near[0]) if near else f"the data have {', '.join(free) or 'no such variable'}"
+            has = (
+                _excess(ds, axes, near[0])
+                if near
+                else f"the data have {', '.join(map(str, free)) or 'no such variable'}"
+            )
             raise InputError(f"no floating-point variable has exactly the dimensions {', '.join(axes.names)}; {has}")
-        return chosen
+        return _texts(chosen)
     if len(variables) == 0:
         raise InputError("no variable was named; give at least one, or none at all for every variable")
     for name in variables:
@@ -65,10 +69,17 @@ def choose_variables(
             raise InputError(_excess(ds, axes, name))
         if ds[name].dtype.kind != "f":
             raise InputError(f"variable '{name}' is {ds[name].dtype}, which cannot be missing; convert it to float")
-    return tuple(variables)
+    return _texts(variables)
 
 
-def _excess(ds: xr.Dataset, axes: Axes, name: str) -> str:
+def _texts(names: Sequence[Hashable]) -> tuple[str, ...]:
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"the variable {name!r} has a name that is no text; rename it")
+    return tuple(map(str, names))
+
+
+def _excess(ds: xr.Dataset, axes: Axes, name: Hashable) -> str:
     """What is left over of the dimensions of a variable, and what to do about it."""
     others = axes.others(ds[name])
     first = next(iter(others))

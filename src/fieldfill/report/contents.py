@@ -16,7 +16,7 @@ from fieldfill.data.axes import Axes, Dims, find_axes
 from fieldfill.data.record import FLAGS, Record, open_record
 from fieldfill.errors import InputError
 from fieldfill.metrics.records import matched
-from fieldfill.report.phrasing import axis_label, pretty_units, time_labels
+from fieldfill.report.phrasing import axis_label, plain, pretty_units, time_labels
 
 __all__ = ["Field", "MapGrid", "Story", "read_fields", "read_record", "thinning", "typical_frame", "with_axes"]
 
@@ -259,7 +259,7 @@ def _field(
     coverage, seen = _coverage(flag)
     return Field(
         name=name,
-        label=str(variable.attrs.get("long_name", name)),
+        label=plain(variable.attrs.get("long_name", name)),
         units=pretty_units(variable.attrs.get("units", "")),
         grid=_grid(filled, axes, stride),
         times=time_labels(filled, time),

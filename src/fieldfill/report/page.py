@@ -42,7 +42,7 @@ def write_report(story: Story, path: Path, overwrite: bool = False) -> Path:
     path = check_output(path, PAGE, overwrite)
     text = _Page(story).html()
     with replacing(path, PAGE if overwrite else None) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="replace")  # names in files need not be valid text
     return path
 
 

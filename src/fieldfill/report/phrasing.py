@@ -13,6 +13,7 @@ __all__ = [
     "method_name",
     "number",
     "percent",
+    "plain",
     "pretty_units",
     "time_labels",
     "with_units",
@@ -48,9 +49,14 @@ METHODS = {
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+def plain(text: object) -> str:
+    """A text out of a file with a question mark for what is no character, which no font and no page can show."""
+    return str(text).encode(errors="replace").decode()
+
+
 def pretty_units(units: object) -> str:
     """Units as they are printed: degC becomes °C, m s-1 becomes m s⁻¹; nothing for the unit 1."""
-    text = str(units).strip()
+    text = plain(units).strip()
     if text.lower() in UNITS:
         return UNITS[text.lower()]
     raised = re.sub(r"(?<=[A-Za-z])(?:\*\*|\^)?(-?\d+)", lambda m: m[1].translate(SUPERSCRIPTS), text)
@@ -100,7 +106,7 @@ def axis_label(ds: xr.Dataset, name: str) -> str:
     if name not in ds.coords:
         return f"{name} (cell)"
     attrs = ds[name].attrs
-    text = str(attrs.get("long_name") or attrs.get("standard_name") or name).replace("_", " ")
+    text = plain(attrs.get("long_name") or attrs.get("standard_name") or name).replace("_", " ")
     return in_units(text, pretty_units(attrs.get("units", "")))
 
 
@@ -116,4 +122,4 @@ def time_labels(ds: xr.Dataset, name: str) -> list[str]:
     if values.dtype.kind in "iuf":
         units = pretty_units(ds[name].attrs.get("units", ""))
         return [f"{name} = {with_units(f'{value:g}', units)}" for value in values]
-    return [str(value) for value in values]
+    return [plain(value) for value in values]

@@ -20,16 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["picture"]
 
 
-def picture(story: Story, path: Path, width: float = 2.9) -> Path:
-    """Writes a PNG of a typical frame of the first variable, with panels of ``width`` inches.
-
-    An older picture is replaced.
-    """
+def picture(story: Story, path: Path, overwrite: bool = False, width: float = 2.9) -> Path:
+    """Writes a PNG of a typical frame of the first variable, with panels of ``width`` inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackage("matplotlib", "report", "the picture") from error
-    path = check_output(path, PICTURE, overwrite=True)
+    path = check_output(path, PICTURE, overwrite)
     story = with_axes(story)
     field = read_fields(story, read_record(story))[0]
     k = typical_frame(field)
@@ -45,7 +42,7 @@ def picture(story: Story, path: Path, width: float = 2.9) -> Path:
         bar.set_label(in_units(text, field.units), fontsize=8, parse_math=False)
         bar.ax.tick_params(labelsize=7.5)
         bar.outline.set_visible(False)
-    with replacing(path, PICTURE) as partial:
+    with replacing(path, PICTURE if overwrite else None) as partial:
         _save(figure, partial)
     return path
 

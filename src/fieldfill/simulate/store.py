@@ -25,8 +25,8 @@ import zarr
 from torch import Generator, Tensor
 from zarr.errors import ZarrUserWarning
 
-from fieldfill.data.kinds import ZARR, FolderKind, foreign
-from fieldfill.data.outputs import COMPRESSED, LOCK, check_space, locked, target_of
+from fieldfill.data.kinds import ZARR, FileKind, FolderKind, Kind, foreign
+from fieldfill.data.outputs import COMPRESSED, LOCK, LOCKED, check_space, locked, target_of
 from fieldfill.errors import InputError
 
 __all__ = ["Simulator", "batch_generator", "write"]
@@ -36,9 +36,9 @@ BATCH_BYTES = 2**26
 # Bytes of a chunk of the store.
 CHUNK_BYTES = 2**22
 RECORD, FRESH = "progress.json", "progress.new"
-UNFINISHED = FolderKind(
-    "an unfinished run", {"data": ZARR, "replaced": ZARR, **dict.fromkeys((RECORD, FRESH, LOCK))}, RECORD, "identity"
-)
+PROGRESS = FileKind("the record of a run", (b'{"identity"',))
+PARTS: dict[str, Kind | None] = {"data": ZARR, "replaced": ZARR, RECORD: PROGRESS, FRESH: PROGRESS, LOCK: LOCKED}
+UNFINISHED = FolderKind("an unfinished run", PARTS, RECORD, "identity")
 
 
 class Simulator(Protocol):
@@ -83,13 +83,13 @@ def write(
             f"samples={samples}, seed={seed}, batch={batch}, chunk={chunk}: "
             "samples, batch and chunk must be at least 1 and seed at least 0"
         )
-    if path.exists() and not overwrite:
+    if os.path.lexists(path) and not overwrite:
         raise InputError(f"{path} exists already; choose another name, or overwrite it (overwrite=True, --overwrite)")
-    if path.exists() and (problem := foreign(path, ZARR)):
+    if os.path.lexists(path) and (problem := foreign(path, ZARR)):
         raise InputError(problem)
     run = _Run(simulator, path, samples, seed, batch, chunk)
     try:
-        if run.part.exists():
+        if os.path.lexists(run.part):
             run.check()
         with locked(run.part):
             run.prepare(overwrite)

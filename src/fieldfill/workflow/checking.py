@@ -18,7 +18,7 @@ from fieldfill.partition.exposure import LEAST_CROPS, Audit, Masks, audit, compa
 from fieldfill.partition.independence import IndependenceResult, test_independence
 from fieldfill.seeds import stream
 
-__all__ = ["Check", "audited", "check_crops", "mask_bank", "summary"]
+__all__ = ["Check", "audited", "check_crops", "check_number", "mask_bank", "summary"]
 
 
 class Check:
@@ -127,17 +127,22 @@ def _tested(crops: Crops, most: int, seed: int) -> IndependenceResult | None:
     return test_independence(batch.x, batch.observed, batch.domain.any(0), generator)
 
 
+def check_number(crops: Crops) -> None:
+    """Refuses a record with too few different crops to learn from."""
+    if len(crops) < LEAST_CROPS:
+        shape = " × ".join(map(str, crops.shape))
+        raise InputError(
+            f"the record has {len(crops)} different crops of {shape} (frames, rows, columns), and {LEAST_CROPS} are "
+            "needed; choose a shorter window or a smaller crop"
+        )
+
+
 def audited(crops: Crops, bank: Tensor, settings: Settings, seed: int) -> tuple[str, Partition, dict[str, Audit]]:
     """The partition to use and its name, and the audits of all that were considered."""
+    check_number(crops)
     generator = stream(seed, "audit")
     most = max(2, min(settings.audit.crops, MASK_BYTES // crops.cells))
     places = crops.spread_out(most, generator, least=settings.audit.crops // 2)
-    if len(places) < LEAST_CROPS:
-        shape = " × ".join(map(str, crops.shape))
-        raise InputError(
-            f"the record has {len(places)} different crops of {shape} (frames, rows, columns), and {LEAST_CROPS} are "
-            "needed; choose a shorter window or a smaller crop"
-        )
     masks = audit_masks(crops, places)
     if settings.partition != "auto":
         partition = build_partition(settings.partition, bank, settings.keep)

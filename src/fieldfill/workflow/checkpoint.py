@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fieldfill.data.kinds import FolderKind, foreign
-from fieldfill.data.outputs import LOCK, locked, target_of
+from fieldfill.data.kinds import FileKind, FolderKind, foreign, json_object
+from fieldfill.data.outputs import LOCK, LOCKED, locked, target_of
 from fieldfill.errors import InputError
 
 __all__ = ["RunFolder"]
 
 STATE, RUN = "checkpoint.pt", "run.json"
-PARTS = (STATE, "checkpoint.tmp", RUN, "run.tmp", LOCK)
-UNFINISHED = FolderKind("an unfinished run of fieldfill", dict.fromkeys(PARTS), RUN, "config")
+CHECKPOINT = FileKind("a checkpoint", (b"PK\3\4",))  # torch writes a zip archive
+IDENTITY = FileKind("what a run was started with", (b'{"config"',))
+PARTS = {STATE: CHECKPOINT, "checkpoint.tmp": CHECKPOINT, RUN: IDENTITY, "run.tmp": IDENTITY, LOCK: LOCKED}
+UNFINISHED = FolderKind("an unfinished run of fieldfill", PARTS, RUN, "config")
 
 
 class RunFolder:
@@ -65,7 +67,7 @@ class RunFolder:
         """Refuses to take up a run that was started with other data or settings."""
         if not self.interrupted:
             return
-        before = json.loads(self.run.read_text())
+        before = json_object(self.run)
         changed = [key for key, value in identity.items() if before.get(key) != value]
         if changed:
             raise InputError(

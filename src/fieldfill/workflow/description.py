@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Annotated, Any
 
 import torch
@@ -35,12 +36,14 @@ DAMAGE = (
     ArithmeticError,
     AssertionError,
     AttributeError,
+    EOFError,
     LookupError,
     MemoryError,
     OSError,
     RuntimeError,
     SafetensorError,
     TypeError,
+    UnpicklingError,
     ValueError,
 )
 
@@ -48,12 +51,12 @@ Numbers = list[float]
 
 
 @contextmanager
-def refusing_damage(path: Path) -> Iterator[None]:
-    """Turns whatever is wrong with the files of the model ``path`` into one line."""
+def refusing_damage(path: Path, kind: str = "model", remedy: str = "fit it again") -> Iterator[None]:
+    """Turns whatever is wrong with what was read from ``path`` into one line."""
     try:
         yield
     except DAMAGE as error:
-        raise InputError(f"the model {path} is damaged ({_reason(error)}); fit it again") from error
+        raise InputError(f"the {kind} {path} is damaged ({_reason(error)}); {remedy}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -115,6 +118,7 @@ class Description(BaseModel):
         Annotated[int, Ge(1)],
         Annotated[int, Ge(1)],
     ]
+    domain_given: bool = False
     ensemble: Ensemble
     notes: Notes
 

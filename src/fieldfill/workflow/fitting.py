@@ -1,8 +1,10 @@
 """The steps of `fit`, in order: crops, climatology, partition, first estimate, network, contexts, calibration."""
 
 import hashlib
+import json
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,27 @@ import torch
 from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, static_features
 from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
+from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.team import Team
 from fieldfill.diffusion.training import Step, Training, saved_normaliser
+from fieldfill.errors import InputError
 from fieldfill.estimators.base import Lesson
 from fieldfill.estimators.climatology import Climatology, learn_normaliser
 from fieldfill.execution.threads import using_threads
 from fieldfill.seeds import stream
 from fieldfill.stages import Report, Stages
-from fieldfill.workflow.checking import audited, mask_bank, summary
+from fieldfill.workflow.checking import audited, check_number, mask_bank, summary
 from fieldfill.workflow.checkpoint import RunFolder
+from fieldfill.workflow.description import refusing_damage
 from fieldfill.workflow.ending import Ending
 from fieldfill.workflow.model import Model
 from fieldfill.workflow.opening import Source, crop_reason, given_maps, open_crops
 from fieldfill.workflow.plan import make_plan
 
 __all__ = ["fit_model"]
+
+# What a damaged file is, and the way out.
+RESTART = ("checkpoint", "start anew with --overwrite (in Python, without resume=True)")
 
 
 def fit_model(
@@ -44,16 +52,43 @@ def fit_model(
     stages = Stages(report if team.first else None, limit, team.of_first)
     stages.begin("opening")
     with folder.held() if folder is not None and team.first else nullcontext():
-        crops = open_crops(source, settings, seed)
-        plan = make_plan(crops, settings, seed, threads)
-        stages.note(*plan.lines(crop_reason(crops, settings)))
+        opened = _open(source, settings, seed, team, folder, resume)
+        plan = make_plan(opened.crops, settings, seed, threads)
+        stages.note(*plan.lines(crop_reason(opened.crops, settings)))
         with using_threads(plan.threads):
-            return _fit(source, crops, settings, seed, team, folder, resume, stages)
+            return _fit(source, opened, settings, seed, team, folder, resume, stages)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What is known before anything is learnt; all that can be wrong with the input was found by then.
+
+    ``normaliser`` is that of the checkpoint that is taken up, if there is one.
+    """
+
+    crops: Crops
+    maps: torch.Tensor
+    identity: dict[str, Any]
+    normaliser: Normaliser | None
+
+
+def _open(source: Source, settings: Settings, seed: int, team: Team, folder: RunFolder | None, resume: bool) -> _Opened:
+    crops = open_crops(source, settings, seed)
+    check_number(crops)
+    maps, identity, normaliser = given_maps(crops.record, settings), _identity(settings, seed, crops), None
+    _check_text(identity)
+    team.agree({**identity, "held-out crops": crops.held.places})
+    if folder is not None and resume:
+        folder.check_fit(identity)
+        if folder.state.exists():
+            with refusing_damage(folder.state, *RESTART):
+                normaliser = saved_normaliser(folder.state)
+    return _Opened(crops, maps, identity, normaliser)
 
 
 def _fit(
     source: Source,
-    crops: Crops,
+    opened: _Opened,
     settings: Settings,
     seed: int,
     team: Team,
@@ -61,33 +96,29 @@ def _fit(
     resume: bool,
     stages: Stages,
 ) -> Model:
+    crops, state = opened.crops, None if folder is None else folder.state
     record = crops.record
-    identity = _identity(settings, seed, crops)
-    team.agree({**identity, "held-out crops": crops.held.places})
-    if folder is not None and resume:
-        folder.check_fit(identity)  # before anything is learnt
-    state = None if folder is None else folder.state
-    resumes = resume and state is not None and state.exists()
     stages.begin("mean and spread", share=settings.climatology.share)
-    if resumes and state is not None:
-        crops.normalise(saved_normaliser(state))
+    if opened.normaliser is not None:
+        crops.normalise(opened.normaliser)
     elif Climatology.name in settings.estimators:
         crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology, stages))
     stages.begin("audit")
     bank = mask_bank(crops, settings, seed)
     name, partition, audits = audited(crops, bank, settings, seed)
-    maps = torch.cat([static_features(crops.domain, crops.normaliser), given_maps(record, settings)])
+    maps = torch.cat([static_features(crops.domain, crops.normaliser), opened.maps])
     crops.maps = maps
     denoiser = build_denoiser(settings, crops.shape, len(record.variables), crops.periodic, seed, len(maps))
     training = Training(denoiser, crops, partition, settings.training, seed, team)
-    if resumes and state is not None:
-        training.load(state)
+    if opened.normaliser is not None and state is not None:
+        with refusing_damage(state, *RESTART):
+            training.load(state)
     else:
         generator = stream(seed, "covariance")
         lesson = Lesson(crops, partition, denoiser.schedule.least_noise, seed, generator, stages=stages)
         training.notes = denoiser.learn_first(lesson)
     if folder is not None and team.first:
-        folder.prepare(identity, resume)
+        folder.prepare(opened.identity, resume)
     team.wait()
     ending = Ending.of(denoiser, partition, crops, settings, seed, stages)
     _train(training, ending, stages, state)
@@ -122,6 +153,7 @@ def _fit(
         partition=partition,
         bank=bank,
         domain=crops.domain,
+        domain_given=source.domain is not None,
         maps=maps,
         unsupported=audits[name].unsupported,
         exposure=audits[name].per_cell,
@@ -149,6 +181,15 @@ def _train(training: Training, ending: Ending, stages: Stages, state: Path | Non
             f"training stopped at step {training.step}: no improvement on held-out cells in the last "
             f"{training.stale} validations"
         )
+
+
+def _check_text(identity: dict[str, Any]) -> None:
+    """Refuses names that no description of a model can hold: some files have names that are no valid UTF-8."""
+    try:
+        json.dumps(identity, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        around = error.object[max(0, error.start - 20) : error.end + 20]
+        raise InputError(f"a name in {around!r} is no valid text; rename the variable or dimension") from error
 
 
 def _identity(settings: Settings, seed: int, crops: Crops) -> dict[str, Any]:

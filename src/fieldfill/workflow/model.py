@@ -63,6 +63,8 @@ class Model:
         how the axes are found, see `fieldfill.data.record.open_record`.
     domain, unsupported
         (C, H, W) bool: where the field exists; where the data could not teach it.
+    domain_given
+        whether the domain was given, rather than found in the data.
     maps
         (K, H, W) static features of every cell for the network.
     exposure
@@ -87,6 +89,7 @@ class Model:
     partition: Partition
     bank: Tensor
     domain: Tensor
+    domain_given: bool
     maps: Tensor
     unsupported: Tensor
     exposure: Tensor
@@ -235,6 +238,7 @@ class Model:
             "crop": self.shape,
             "partition": self.partition_name,
             "bank": list(self.bank.shape),
+            "domain_given": self.domain_given,
             "ensemble": asdict(self.ensemble),
             "notes": self.notes,
         }
@@ -286,6 +290,7 @@ class Model:
             partition=build_partition(description.partition, bank, config.keep),
             bank=bank,
             domain=tensors["domain"],
+            domain_given=description.domain_given,
             maps=tensors["maps"],
             unsupported=tensors["unsupported"],
             exposure=tensors["exposure"],
