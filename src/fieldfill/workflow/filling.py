@@ -90,7 +90,7 @@ def fill_data(
     stages = Stages(report)
     stages.begin("opening")
     record = open_source(_source(model, as_dataset(ds), request), model.config)
-    record = replace(record, keeps_all=not model.domain_given)
+    record = replace(record, keeps_all=not model.domain_given and request.domain is None)
     record.check_names(request.kinds, request.suffix)
     model, record = _placed(model, record, request.domain is not None)
     crops = Crops(record, model.normaliser, model.shape, maps=model.maps)
