@@ -340,9 +340,11 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
-def test_the_picture_is_small_and_replaces_an_older_one(tmp_path: Path) -> None:
-    for _ in range(2):
-        path = picture(whole(gappy()), tmp_path / "picture.png")
+def test_the_picture_is_small_and_replaces_an_older_one_if_asked_to(tmp_path: Path) -> None:
+    for overwrite in (False, True):
+        path = picture(whole(gappy()), tmp_path / "picture.png", overwrite)
+    with pytest.raises(InputError, match="exists already"):
+        picture(whole(gappy()), tmp_path / "picture.png")
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG") and 5e3 < len(content) < 150e3
 

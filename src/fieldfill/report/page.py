@@ -151,7 +151,7 @@ class _Page:
             f'<p class="note">{_frames_shown(field)}</p><div data-movie="{number}"><div class="player">'
             '<button type="button">Play</button>'
             f'<input type="range" min="0" max="{len(field.frames) - 1}" value="{movie["start"]}"'
-            ' aria-label="frame"><output data-shows="time"></output></div>'
+            ' aria-label="frame"><output data-entry="time"></output></div>'
             f'<div class="row">{"".join(places)}{_key(field)}</div></div>'
         )
 
@@ -278,7 +278,7 @@ def _key(field: Field) -> str:
         rows |= {"std": "stated std"}
     if field.truth is not None and field.std is not None:
         rows |= {"covered": "inside 90 % intervals"}
-    entries = "".join(f'<dt>{label}</dt><dd data-shows="{key}"></dd>' for key, label in rows.items())
+    entries = "".join(f'<dt>{label}</dt><dd data-entry="{key}"></dd>' for key, label in rows.items())
     swatches = {"gap": "missing", "land": "outside the domain", "alarm": "filled without support"}
     if not (field.flag == 2).any():
         del swatches["alarm"]

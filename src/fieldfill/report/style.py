@@ -132,7 +132,7 @@ class Movie {
     });
     this.slider.addEventListener("input", () => this.show(+this.slider.value));
     this.button.addEventListener("click", () => this.timer ? this.pause() : this.play());
-    this.show(start);
+    this.describe(start);
     return Promise.all(drawn).then(panels => this.link(panels));
   }
   link(panels) {  // zooming one map zooms all
@@ -148,7 +148,7 @@ class Movie {
   }
   show(k) {
     this.slider.value = k;
-    this.show(k);
+    this.describe(k);
     return Promise.all(this.panels.map(panel => {
       const z = this.traces(panel, k);
       return Plotly.restyle(panel, {z}, z.map((_, n) => n + 1));
@@ -166,7 +166,7 @@ class Movie {
     this.timer = null;
     this.button.textContent = "Play";
   }
-  show(k) {
+  describe(k) {
     const size = this.rows * this.columns, {value, truth, std} = this.fields;
     let inside = 0, seen = 0, missing = 0, squares = 0, variance = 0, covered = 0;
     for (let i = k * size; i < (k + 1) * size; i++) {
@@ -183,8 +183,8 @@ class Movie {
       rmse: number(Math.sqrt(squares / missing), this.packed.units),
       std: number(Math.sqrt(variance / missing), this.packed.units), covered: percent(covered, missing),
     };
-    for (const place of this.element.querySelectorAll("[data-shows]"))
-      place.textContent = shown[place.dataset.shows];
+    for (const place of this.element.querySelectorAll("[data-entry]"))
+      place.textContent = shown[place.dataset.entry];
   }
 }
 
