@@ -75,6 +75,9 @@ def tiny(file: str) -> xr.Dataset:
     ds = xr.Dataset({name: (dims, values.astype("float32"), {"units": "K"}) for name, values in some.items()})
     if file == "lake_section.nc":
         ds = ds.isel(y=0).transpose("depth", "time")
+    if file == "coads_climatology.nc":
+        degrees = (("COADSY", height, "degrees_north"), ("COADSX", width, "degrees_east"))
+        ds = ds.assign_coords({dim: (dim, 2.0 * np.arange(size), {"units": units}) for dim, size, units in degrees})
     steps = np.arange(frames) * (3 if unit.startswith("hours") else 1)
     return ds.assign_coords({dims[0]: (dims[0], steps, {"units": unit} if unit else {})})
 
