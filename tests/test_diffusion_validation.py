@@ -13,6 +13,7 @@ from fieldfill.config import Settings, build_denoiser
 from fieldfill.data.crops import VALIDATED_AT_ONCE, Crops
 from fieldfill.diffusion.schedule import VPSchedule
 from fieldfill.diffusion.validation import Validation, validate
+from fieldfill.estimators.base import Answer
 from fieldfill.uncertainty.held_cells import affordable
 
 # First estimate, estimate and variance.
@@ -34,7 +35,7 @@ class Known:
     def eval(self) -> None:
         pass
 
-    def compare(self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor) -> Compared:
+    def compare(self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor, first: Answer | None = None) -> Compared:
         x = x_t / self.schedule.alpha(t).view(-1, 1, 1, 1, 1)
         wrong = self.noise * torch.randn(x.shape, generator=seeded(self.calls))
         self.calls += 1
@@ -61,8 +62,10 @@ def test_a_gain_never_turns_a_correction_around_or_enlarges_it(crops) -> None:
 
 def test_a_correction_that_only_one_crop_speaks_for_is_left_out(crops) -> None:
     class Lucky(Known):
-        def compare(self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor) -> Compared:
-            guess, estimate, variance = super().compare(t, x_t, context, maps)
+        def compare(
+            self, t: Tensor, x_t: Tensor, context: Tensor, maps: Tensor, first: Answer | None = None
+        ) -> Compared:
+            guess, estimate, variance = super().compare(t, x_t, context, maps, first)
             return guess, torch.cat([3 * estimate[:1], -0.05 * estimate[1:]]), variance
 
     few = replace(crops, held=crops.held.part(slice(12)))

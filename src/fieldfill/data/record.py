@@ -391,7 +391,7 @@ def open_record(
     if domain is not None:
         inside = given_domain(ds, axes, domain, len(names))
         if inside.ndim == 4:
-            inside, own = inside.any(0), inside
+            inside, own = np.asarray(inside.any(0)), inside
     else:
         # Of a single frame, a gap does not show that the field does not exist there.
         inside = ever if np.prod(axes.sizes(ds)[:2]) > 1 else np.ones_like(ever)

@@ -66,6 +66,9 @@ def crop_shape(record: Record, settings: Settings) -> tuple[int, int, int]:
     """Frames, rows and columns of the crops of a record: a small grid is one crop, a short record is one window."""
     _, variables, frames, rows, columns = record.shape
     length = min(settings.window or (frames if frames <= SHORT_RECORD else USUAL_FRAMES), frames)
+    small = max(rows, columns) <= (settings.crop or USUAL_CELLS)
+    if settings.window is None and small and record.shape[0] == 1 and length == frames:
+        length = max(1, frames // 2)  # a single crop would leave nothing to compare
     if settings.crop is not None:
         return length, min(settings.crop, rows), min(settings.crop, columns)
     wanted = round(USUAL_CELLS * max(1.0, DENSE / max(record.coverage, 1e-3)))
