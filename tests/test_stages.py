@@ -8,8 +8,8 @@ import pytest
 from conftest import gappy_dataset
 from fieldfill import api as ff
 from fieldfill.cli import progress
-from fieldfill.config import preset
 from fieldfill.diffusion.training import TrainSettings
+from fieldfill.presets import preset
 from fieldfill.stages import Progress, Stages
 
 
