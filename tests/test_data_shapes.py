@@ -150,8 +150,8 @@ def placed(fitted: xr.Dataset, ds: xr.Dataset, crop: tuple[int, int, int] = (1, 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    rows=st.tuples(st.integers(0, 5), st.integers(6, 9)),
-    columns=st.tuples(st.integers(0, 5), st.integers(6, 12)),
+    rows=st.tuples(st.integers(0, 4), st.integers(6, 9)),
+    columns=st.tuples(st.integers(0, 4), st.integers(6, 12)),
     flipped=st.tuples(st.booleans(), st.booleans()),
     turns=st.integers(-1, 1),
     crop=st.tuples(st.integers(1, 12), st.integers(1, 15)),
@@ -184,6 +184,13 @@ def test_cells_are_matched_by_their_coordinates(rows, columns, flipped, turns, c
     own = np.arange(ds.sizes["lat"])[:, None] * 100 + np.arange(ds.sizes["lon"])
     assert np.array_equal(out[missing], np.broadcast_to(own, out.shape)[missing])
     assert np.array_equal(out[~missing], ds.sst.values[~missing], equal_nan=True)
+
+
+def test_many_columns_are_no_place_for_a_model_of_one() -> None:
+    whole = gappy_dataset()
+    with pytest.raises(InputError, match="fitted on one 'lon', the data have 12; choose one"):
+        placed(whole.isel(lon=slice(5, 6)), whole)
+    assert placed(whole.isel(lon=slice(5, 6)), whole.isel(lon=slice(5, 6)))[1].columns.cells.max() == 0
 
 
 def test_maps_are_cut_and_continued() -> None:

@@ -343,7 +343,7 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 def test_the_picture_is_small_and_replaces_an_older_one_if_asked_to(tmp_path: Path) -> None:
     for overwrite in (False, True):
         path = picture(whole(gappy()), tmp_path / "picture.png", overwrite)
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         picture(whole(gappy()), tmp_path / "picture.png")
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG") and 5e3 < len(content) < 150e3

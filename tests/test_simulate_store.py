@@ -214,7 +214,7 @@ def test_missing_directories_are_made(tmp_path: Path) -> None:
 def test_an_existing_store_is_kept_unless_asked(tmp_path: Path) -> None:
     path = write(SMALL, tmp_path / "a.zarr", 2)
     before = contents(path)
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         write(SMALL, path, 2, seed=1)
     assert contents(path) == before
     write(SMALL, path, 2, seed=1, overwrite=True)

@@ -84,7 +84,7 @@ def write(
             "samples, batch and chunk must be at least 1 and seed at least 0"
         )
     if os.path.lexists(path) and not overwrite:
-        raise InputError(f"{path} exists already; choose another name, or overwrite it (overwrite=True, --overwrite)")
+        raise InputError(f"{path} already exists; choose another name or pass --overwrite (overwrite=True)")
     if os.path.lexists(path) and (problem := foreign(path, ZARR)):
         raise InputError(problem)
     run = _Run(simulator, path, samples, seed, batch, chunk)
