@@ -1,3 +1,4 @@
+# Two processes of pytest share two cores: more threads each only make them wait for one another.
 # Everything runs in its own virtual environment with the versions of constraints.txt.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/fieldfill demo -o demo_output --overwrite
 
 test: $(STAMP)-dev lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)-dev
 	$(BIN)/ruff check .

@@ -1,11 +1,13 @@
 """What tests share: small seeded data made on the fly, crops and fields of them; the real ERA5 file where present."""
 
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,16 +21,19 @@ from chromium import Browser
 from fieldfill.cli.main import main
 from fieldfill.config import Settings, build_denoiser, static_features
 from fieldfill.data.crops import Crops
-from fieldfill.data.holdout import hold_out
+from fieldfill.data.holdout import HoldOutSettings, hold_out
 from fieldfill.data.record import open_record
 from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.schedule import VPSchedule
 from fieldfill.diffusion.team import ALONE, Team
 from fieldfill.diffusion.training import Training, TrainSettings
 from fieldfill.estimators.base import Given, Lesson
+from fieldfill.estimators.chain import ChainSettings
 from fieldfill.estimators.gaussian.field import LearntField
+from fieldfill.estimators.gaussian.learning import GaussianSettings
 from fieldfill.estimators.gaussian.pairs import factorise
 from fieldfill.partition import Partition, PixelPartition
+from fieldfill.partition.exposure.estimate import AuditSettings
 from fieldfill.simulate.gaussian_field import GaussianField
 from fieldfill.simulate.store import Simulator
 
@@ -39,8 +44,24 @@ NO_COVARIANCE = ("climatology", "pull-push", "motion", "neighbourhood")
 LAND = np.zeros((10, 12), bool)
 LAND[:4, :3] = True
 # Two test processes share two cores; more threads each would only make them wait for one another.
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# A Gaussian law that is learnt in a few rounds.
+BRIEF = GaussianSettings(rounds=3, tapers=(9.0,), memory_parts=(), pattern_rounds=0)
+# A fit that takes no time, of everything that a fit consists of; what it learns is accordingly coarse.
+QUICK = Settings(
+    window=4,
+    partition="swap",
+    base=8,
+    levels=1,
+    solver_steps=4,
+    contexts=2,
+    training=TrainSettings(steps=2, batch=2, validate_every=2),
+    validation=HoldOutSettings(wanted=8),
+    audit=AuditSettings(crops=32, cells=4000, epochs=2),
+    chain=ChainSettings(examples=6, efforts=()),
+    gaussian=GaussianSettings(rounds=1, tapers=(9.0,), memory_parts=()),
+)
 
 
 @pytest.fixture(scope="session")
@@ -287,9 +308,18 @@ def exit_code(*arguments: object) -> int:
 
 
 def run_fieldfill(*arguments: object, check: int | None = 0) -> subprocess.CompletedProcess:
-    """The command line in a process of its own; ``check`` is the exit code that it must have."""
+    """The command line in this process; ``check`` is the exit code that it must have."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as said:
+        code = exit_code(*arguments)
+    if check is not None:
+        assert code == check, said.getvalue()
+    return subprocess.CompletedProcess([*map(str, arguments)], code, out.getvalue(), said.getvalue())
+
+
+def run_process(*arguments: object, check: int | None = 0) -> subprocess.CompletedProcess:
+    """The same in a process of its own, which takes seconds to begin."""
     command = [sys.executable, "-m", "fieldfill", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if check is not None:
         assert done.returncode == check, done.stderr
     return done

@@ -10,12 +10,10 @@ import torch
 import xarray as xr
 
 import fieldfill as ff
-from conftest import crops_of, field_of, gappy_dataset, seeded, simulated_dataset
+from conftest import QUICK, crops_of, field_of, gappy_dataset, seeded, simulated_dataset
 from fieldfill.api import budget_of
-from fieldfill.config import Settings
 from fieldfill.data.crops import Crops
 from fieldfill.data.record import open_record
-from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.gaussian.estimator import Gaussian
@@ -26,11 +24,9 @@ from fieldfill.sampling.solvers import Solver
 from fieldfill.seeds import place_stream
 from fieldfill.simulate.gaussian_field import GaussianField
 
-TINY = Settings(window=4, base=8, levels=2, contexts=2, training=TrainSettings(steps=6, batch=4, validate_every=3))
-
 
 def fitted(ds: xr.Dataset, partition: str = "swap", **arguments) -> ff.Filler:
-    return ff.Filler(settings=TINY.model_copy(update={"partition": partition}), **arguments).fit(ds)
+    return ff.Filler(settings=QUICK.model_copy(update={"partition": partition}), **arguments).fit(ds)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +186,7 @@ def test_every_sampler_makes_members(filler, sampler) -> None:
 
 def test_a_model_without_the_gaussian_estimator_makes_weighted_members() -> None:
     ds = gappy_dataset(frames=8)
-    config = TINY.model_copy(update={"partition": "swap", "estimators": ("pull-push", "motion")})
+    config = QUICK.model_copy(update={"partition": "swap", "estimators": ("pull-push", "motion")})
     filler = ff.Filler(settings=config).fit(ds)
     members = filler.fill(ds, members=2, solver=Solver(3)).sst_members.values
     assert np.isfinite(members[:, :, :, 1:]).all()
@@ -271,7 +267,7 @@ def test_the_paper_preset_is_the_published_method() -> None:
 
 def test_resuming_with_other_settings_is_refused(tmp_path) -> None:
     ds = gappy_dataset()
-    config = TINY.model_copy(update={"partition": "pixel"})
+    config = QUICK.model_copy(update={"partition": "pixel"})
     ff.Filler(settings=config).fit(ds, checkpoint=tmp_path / "m.part")
     with pytest.raises(InputError, match="seed differ"):
         ff.Filler(settings=config, seed=1).fit(ds, checkpoint=tmp_path / "m.part", resume=True)
@@ -294,7 +290,7 @@ def test_the_real_era5_file_is_masked_fitted_and_filled_with_its_metadata(era5, 
     truth = ff.open_dataset(era5).isel(time=slice(0, 60))
     gappy, share = ff.hide(truth, "pixel", 0.2, every=3)
     assert share == pytest.approx(0.2, abs=0.02)
-    config = TINY.model_copy(update={"window": 3, "partition": "pixel"})
+    config = QUICK.model_copy(update={"window": 3, "partition": "pixel"})
     everywhere = np.ones((33, 49), bool)  # 1 % of the cells are never observed in so few windows
     filled = ff.Filler(settings=config, domain=everywhere).fit(gappy).fill(gappy)
     path = ff.save_dataset(filled, tmp_path / "out.nc")

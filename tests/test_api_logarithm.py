@@ -6,7 +6,7 @@ import xarray as xr
 from scipy.stats import lognorm, norm
 
 import fieldfill as ff
-from conftest import gappy_dataset, run_fieldfill
+from conftest import QUICK, gappy_dataset, run_fieldfill
 from fieldfill.data.record import open_record
 from fieldfill.errors import InputError
 from fieldfill.simulate import Advection
@@ -25,9 +25,9 @@ def chlorophyll(dtype: str = "float64") -> xr.Dataset:
 @pytest.fixture(scope="module")
 def pair() -> tuple[ff.Filler, xr.Dataset, xr.Dataset]:
     """A model of the logarithm, its fill, and the fill of a file that holds the logarithm."""
-    ds, settings = chlorophyll(), {"window": 4, "steps": 3, "partition": "swap"}
-    filler = ff.Filler(log=["chl"], **settings).fit(ds)
-    plain = ff.Filler(**settings).fit(ds.assign(chl=np.log(ds.chl)))
+    ds, settings = chlorophyll(), QUICK
+    filler = ff.Filler(settings=settings.model_copy(update={"log": ("chl",)})).fit(ds)
+    plain = ff.Filler(settings=settings).fit(ds.assign(chl=np.log(ds.chl)))
     logged = plain.fill(ds.assign(chl=np.log(ds.chl)), members=2, budget=True, quantiles=PROBABILITIES)
     return filler, filler.fill(ds, members=2, budget=True, quantiles=PROBABILITIES), logged
 
@@ -94,7 +94,7 @@ def test_an_equation_is_not_one_of_the_logarithm(tmp_path) -> None:
 def test_on_the_command_line(tmp_path) -> None:
     chl, model, filled = (tmp_path / name for name in ("chl.nc", "chl.ff", "filled.nc"))
     ff.save_dataset(chlorophyll("float32"), chl)
-    run_fieldfill("fit", chl, "-o", model, "--log", "chl", "--window", 4, "--steps", 2)
+    run_fieldfill("fit", chl, "-o", model, "--log", "chl", "--window", 4, "--steps", 2, "--partition", "swap")
     run_fieldfill("fill", model, chl, "-o", filled)
     assert (ff.open_dataset(filled).chl.values[:, :, 1:] > 0).all()
     run_fieldfill("report", filled, "--model", model, "-o", tmp_path / "report.html")

@@ -28,30 +28,47 @@ CONTRACT = {
 }
 
 
-@pytest.mark.slow
-def test_every_row_of_every_bench_is_made_and_rendered(tmp_path: Path) -> None:
-    """``bench run --scale smoke``, once, and what is made of its rows; first estimates on one case stand for all.
+def one_of_each() -> dict[str, list[Job]]:
+    """For each bench jobs with all of its methods and with all cases that earlier benches lack, but for real records.
 
-    Real records have tests of their own.
+    Those have tests of their own.
     """
+    chosen: dict[str, list[Job]] = {bench: [] for bench in BENCHES}
+    cases = set(REAL_RECORDS)
+    for job in jobs_of(list(BENCHES), SMOKE):
+        methods = {other.method for other in chosen[job.bench]}
+        if job.case not in REAL_RECORDS and (job.method not in methods or job.case not in cases):
+            chosen[job.bench].append(job)
+            cases.add(job.case)
+    return chosen
+
+
+ONE_OF_EACH = one_of_each()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bench", BENCHES)
+def test_rows_of_every_bench_are_made_and_rendered(bench: str, tmp_path: Path) -> None:
+    """``bench run --scale smoke`` with every method and every case, and what is made of its rows."""
     runner = Runner(tmp_path / "results", SMOKE, tmp_path / "cache", threads=1)
-    jobs = jobs_of(list(BENCHES), SMOKE)
-    one = next(job.case for job in jobs if job.bench == "estimators")
-    wanted = [job for job in jobs if job.bench != "estimators" or job.case == one]
-    wanted = [job for job in wanted if job.case not in REAL_RECORDS]
+    wanted = ONE_OF_EACH[bench]
     counts = runner.run(wanted, [0])
     assert counts["made"] + counts["not available"] == len(wanted)
     found = rows.read(runner.results)
-    assert {(row["bench"], row["case"], row["method"]) for row in found} == {
-        (job.bench, job.case, job.method) for job in wanted
-    }
+    assert {(row["case"], row["method"]) for row in found} == {(job.case, job.method) for job in wanted}
     lacking = [row for row in found if row["status"] != rows.MEASURED and not row["case"].startswith("era5")]
     assert not lacking, [row["reason"] for row in lacking]
     measured = Summary(found)
     _keys_of_the_contract(measured)
     _one_backbone_and_one_budget(measured)
-    _one_training_for_rows_that_differ_at_inference(runner)
-    _tables_claims_and_figures(measured, runner, tmp_path / "figures")
+    # Rows that differ at inference share a model.
+    models = {path.name for path in runner.cache.rglob("*.ff")}
+    assert not [name for name in models if "-K" in name or "-on" in name or "-M" in name]
+    _table_page_and_claims(measured, bench)
+    if bench == "optimum":
+        drawn, missing = draw_figures(runner, tmp_path / "figures")
+        assert "gaussian" in {path.stem for path in drawn} and all(path.stat().st_size > 5000 for path in drawn)
+        assert "blank-block: no trained model of missdiff on navier-stokes-block8of9; run its row first" in missing
 
 
 def _keys_of_the_contract(measured: Summary) -> None:
@@ -65,31 +82,26 @@ def _keys_of_the_contract(measured: Summary) -> None:
 
 def _one_backbone_and_one_budget(measured: Summary) -> None:
     learnt_rows = [row for row in measured.rows if row["method"] in LEARNT]
-    assert {row["train_steps"] for row in learnt_rows} == {SMOKE.steps}
+    assert {row["train_steps"] for row in learnt_rows} <= {SMOKE.steps}
     assert all("unlearnable_share" in row and "ensemble" in row for row in learnt_rows)
 
 
-def _one_training_for_rows_that_differ_at_inference(runner: Runner) -> None:
-    models = {path.name for path in runner.cache.rglob("*.ff")}
-    assert "navier-stokes-pixel80__paper__seed0.ff" in models
-    assert not [name for name in models if "-K" in name or "-on" in name or "-M" in name]
-
-
-def _tables_claims_and_figures(measured: Summary, runner: Runner, folder: Path) -> None:
-    tables = [make_table(measured, bench) for bench in BENCHES]
-    assert all(table is not None or bench == "real" for bench, table in zip(BENCHES, tables))
-    for table in tables:
-        if table is not None:
-            assert all(len(line) == len(table.heads) for line in table.lines)
-            assert table.markdown().count("\n| ") >= len(table.lines)
-    page = to_html([table for table in tables if table is not None])
-    assert page.count("<table>") == sum(table is not None for table in tables)
+def _table_page_and_claims(measured: Summary, bench: str) -> None:
+    table = make_table(measured, bench)
+    if table is not None:  # without the ERA5 file the bench of real records has none
+        assert all(len(line) == len(table.heads) for line in table.lines)
+        assert table.markdown().count("\n| ") >= len(table.lines)
+        assert to_html([table]).count("<table>") == 1
+        assert table.markdown() in results_page(measured)
+    assert table is not None or bench == "real"
     assert {finding.verdict for _, finding in check_claims(measured)} <= {HOLDS, FAILS, UNKNOWN}
-    whole = results_page(measured)
-    assert all(table.markdown() in whole for table in tables if table is not None)
-    drawn, missing = draw_figures(runner, folder)
-    assert {path.stem for path in drawn} >= {"blank-block", "gaussian"} - {entry.split(":")[0] for entry in missing}
-    assert drawn and all(path.stat().st_size > 5000 for path in drawn)
+
+
+def test_every_method_and_every_case_is_tried() -> None:
+    tried = [job for jobs in ONE_OF_EACH.values() for job in jobs]
+    every = [job for job in jobs_of(list(BENCHES), SMOKE) if job.case not in REAL_RECORDS]
+    assert {(job.bench, job.method) for job in tried} == {(job.bench, job.method) for job in every}
+    assert {job.case for job in tried} == {job.case for job in every}
 
 
 def test_an_interrupted_run_goes_on_with_the_next_missing_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Networks other than the default one train and fill on every data set of the benchmark, in small."""
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("simulated")
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("network", ["fno", "space-time-unet"])
+@pytest.mark.parametrize(("network", "data"), zip(cycle(["fno", "space-time-unet"]), DATA))
 def test_other_networks_train_and_fill_on_every_data_set(network: str, data: str, cache: Path) -> None:
     case = next(case for case in CASES.values() if case.data == data and not case.record)
     try:

@@ -15,13 +15,9 @@ import xarray as xr
 from safetensors.torch import load_file, save_file
 
 import fieldfill as ff
-from conftest import gappy_dataset
-from fieldfill.config import Settings
-from fieldfill.diffusion.training import TrainSettings
+from conftest import QUICK, gappy_dataset
 from fieldfill.errors import InputError
 
-TRAINING = TrainSettings(steps=2, batch=2, validate_every=2)
-TINY = Settings(window=4, base=8, levels=1, contexts=2, partition="swap", training=TRAINING)
 Tensors = dict[str, torch.Tensor]
 # Settings that nothing reads after a model was fitted.
 FITTING = [(name,) for name in ("training", "validation", "audit", "chain", "climatology", "gaussian")]
@@ -33,7 +29,7 @@ def data(names: str = "sst", frames: int = 4) -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ff.Filler(settings=TINY).fit(data(frames=6)).save(tmp_path_factory.mktemp("models") / "m.ff")
+    return ff.Filler(settings=QUICK).fit(data(frames=6)).save(tmp_path_factory.mktemp("models") / "m.ff")
 
 
 class Copies:
@@ -90,7 +86,7 @@ ODD_GRIDS = {
 @pytest.mark.parametrize("kind", ODD_GRIDS)
 def test_a_model_of_an_odd_grid_can_be_read_again(kind: str, tmp_path: Path) -> None:
     ds = data(frames=6).assign_coords(lat=ODD_GRIDS[kind])
-    filler = ff.Filler(settings=TINY).fit(ds)
+    filler = ff.Filler(settings=QUICK).fit(ds)
     again = ff.load(filler.save(tmp_path / "m.ff")).fill(ds)
     assert again.drop_attrs().identical(filler.fill(ds).drop_attrs())
 
@@ -108,7 +104,7 @@ def test_a_name_that_no_model_can_hold_is_refused_before_the_work(kind: str, mon
     names, arguments, words = ODD_NAMES[kind]
     monkeypatch.setattr("fieldfill.workflow.fitting.audited", pytest.fail)
     with pytest.raises(InputError, match=f"{words}.*rename") as caught:
-        ff.Filler(settings=TINY, **arguments).fit(data(frames=6).rename(names))
+        ff.Filler(settings=QUICK, **arguments).fit(data(frames=6).rename(names))
     assert "\n" not in str(caught.value)
 
 
@@ -235,7 +231,7 @@ def test_a_file_of_weights_that_was_cut_is_refused(copies: Copies) -> None:
 
 
 def test_weights_of_another_model_are_refused(copies: Copies, tmp_path: Path) -> None:
-    other = ff.Filler(settings=TINY).fit(data("a,b", 6)).save(tmp_path / "other.ff")
+    other = ff.Filler(settings=QUICK).fit(data("a,b", 6)).save(tmp_path / "other.ff")
     path = copies.write()
     (path / "weights.safetensors").write_bytes((other / "weights.safetensors").read_bytes())
     assert "is damaged (" in outcome(path, data())

@@ -5,10 +5,9 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from fieldfill.config import Settings
+from conftest import QUICK
 from fieldfill.data.axes import find_axes
 from fieldfill.data.inputs import SEASON, static_maps, with_season
-from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 
 
@@ -80,9 +79,7 @@ def test_a_model_knows_its_inputs_when_it_is_read_again(tmp_path) -> None:
         coords={"time": np.datetime64("2024-01-01", "ns") + np.arange(24) * np.timedelta64(9, "D")},
     )
     inputs = ("coordinates", "day-of-year", "depth")
-    config = Settings(
-        window=4, inputs=inputs, base=8, levels=2, solver_steps=4, contexts=2, training=TrainSettings(steps=2, batch=2)
-    )
+    config = QUICK.model_copy(update={"inputs": inputs, "partition": "auto"})
     filler = ff.Filler(settings=config).fit(ds)
     filled = filler.fill(ds)
     assert filler.model_.maps.shape == (3, 10, 9)

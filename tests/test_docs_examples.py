@@ -1,14 +1,13 @@
 """The code on the pages runs as it stands, on small files and with short trainings and simulations."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fieldfill as ff
-from conftest import gappy_dataset
+from conftest import QUICK, gappy_dataset
 from fieldfill.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -48,15 +47,13 @@ def folder(tmp_path_factory) -> Path:
     for name, ds in files.items():
         ff.save_dataset(ds, path / f"{name}.nc")
     ff.save_dataset(sst, path / "sst.zarr")
-    ff.Filler(steps=2).fit(sst).save(path / "sst.ff")
+    ff.Filler(settings=QUICK).fit(sst).save(path / "sst.ff")
     return path
 
 
 @pytest.mark.parametrize("code", [block for page in PAGES for block in blocks(page)])
 def test_code_of_the_pages_runs(code, folder, tmp_path, monkeypatch) -> None:
-    fast = PRESETS["fast"]
-    short = fast.model_copy(update={"training": replace(fast.training, steps=2)})
-    monkeypatch.setitem(PRESETS, "fast", short)
+    monkeypatch.setitem(PRESETS, "fast", QUICK)
     for file in folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     if '.save("sst.ff")' in code:

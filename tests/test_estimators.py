@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import crops_of, draw, gappy_dataset, given_of, lesson_of, seeded
+from conftest import QUICK, crops_of, draw, gappy_dataset, given_of, lesson_of, seeded
 from fieldfill.config import ESTIMATORS, NEEDED, Settings, Shape, build_chain, build_denoiser
 from fieldfill.data.crops import Crops
 from fieldfill.estimators.base import Correction, Given
@@ -23,7 +23,7 @@ from fieldfill.simulate.gaussian_field import GaussianField
 FRAMES, GRID, PERIODIC = 5, (9, 12), (False, True)
 SHAPE = (2, FRAMES, *GRID)
 MAPS = draw(2, *GRID, seed=7)
-SMALL = Shape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), settings=Settings())
+SMALL = Shape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), settings=QUICK)
 CORRECTIONS = [name for name, make in ESTIMATORS.items() if isinstance(make(SMALL), Correction)]
 
 
@@ -38,7 +38,8 @@ CHAINS = {name: names_with(name) for name in ESTIMATORS} | {"default": Settings(
 
 
 def build(names: tuple[str, ...]) -> Chain:
-    return build_chain(Settings(window=FRAMES, estimators=names), (FRAMES, *GRID), 2, PERIODIC, len(MAPS)).eval()
+    settings = QUICK.model_copy(update={"estimators": names, "solver_steps": 24})
+    return build_chain(settings, (FRAMES, *GRID), 2, PERIODIC, len(MAPS)).eval()
 
 
 @cache

@@ -14,6 +14,8 @@ from fieldfill.estimators.climatology import ClimatologySettings, learn_normalis
 from fieldfill.stages import Stages
 
 FRAMES, SIDE = 120, 16
+# The Gaussian fields that compare maps are learnt in a single round.
+QUICKLY = ClimatologySettings(rounds=1)
 
 
 def held_crops(values: np.ndarray, share: float = 0.5) -> Crops:
@@ -26,7 +28,7 @@ def noise(seed: int = 1) -> np.ndarray:
 
 def test_a_stationary_field_keeps_one_number() -> None:
     crops = held_crops(5 + 2 * noise())
-    found = learn_normaliser(crops, seeded())
+    found = learn_normaliser(crops, seeded(), QUICKLY)
     assert found.mean == pytest.approx(np.broadcast_to(found.mean.flat[0], found.mean.shape))
     assert found.std == pytest.approx(np.broadcast_to(found.std.flat[0], found.std.shape))
     assert found.mean.flat[0] == pytest.approx(5, abs=0.1) and found.std.flat[0] == pytest.approx(2, rel=0.05)
@@ -34,40 +36,40 @@ def test_a_stationary_field_keeps_one_number() -> None:
 
 def test_a_gradient_in_the_mean_is_found() -> None:
     true = np.linspace(-10, 10, SIDE)[:, None] + np.zeros(SIDE)
-    found = learn_normaliser(held_crops(true + noise()), seeded())
+    found = learn_normaliser(held_crops(true + noise()), seeded(), QUICKLY)
     assert np.abs(found.mean[0] - true).mean() < 0.25
     assert found.std.mean() == pytest.approx(1, rel=0.1)
 
 
 def test_a_spread_of_its_own_is_found() -> None:
     true = np.where(np.arange(SIDE) < SIDE // 2, 0.3, 3.0)[:, None] * np.ones(SIDE)
-    found = learn_normaliser(held_crops(true * noise()), seeded())
+    found = learn_normaliser(held_crops(true * noise()), seeded(), QUICKLY)
     assert np.abs(np.log(found.std[0] / true)).mean() < 0.15
 
 
 def test_a_sparse_record_is_smoothed_rather_than_believed() -> None:
     true = 3 * np.sin(np.arange(SIDE) / 5)[:, None] + np.zeros(SIDE)
-    found = learn_normaliser(held_crops(true + noise(), share=0.03), seeded())
+    found = learn_normaliser(held_crops(true + noise(), share=0.03), seeded(), QUICKLY)
     assert np.abs(found.mean[0] - true).mean() < 0.45  # a mean of three or four values is off by half a unit
 
 
 def test_held_out_cells_do_not_enter() -> None:
     values = 10 * np.linspace(-1, 1, SIDE)[:, None] + noise()
     crops = held_crops(values)
-    before = learn_normaliser(crops, seeded())
+    before = learn_normaliser(crops, seeded(), QUICKLY)
     (_, frame, _, _), mask = crops.held.places[0], crops.held.masks[0][0].numpy()
     changed = crops.record.ds.copy(deep=True)
     changed.v.values[frame : frame + 4][mask] += 0.01  # so little that the choice of smoothing stays
     other = Crops(replace(crops.record, ds=changed), crops.normaliser, crops.shape, crops.held)
     assert not torch.equal(other.at(crops.held.places[0])[0], crops.at(crops.held.places[0])[0])
-    after = learn_normaliser(other, seeded())
+    after = learn_normaliser(other, seeded(), QUICKLY)
     assert np.array_equal(before.mean, after.mean)
 
 
 def test_unitless_values_go_back_to_what_they_were() -> None:
     values = np.linspace(-10, 10, SIDE)[:, None] + noise()
     crops = held_crops(values)
-    crops.normalise(learn_normaliser(crops, seeded()))
+    crops.normalise(learn_normaliser(crops, seeded(), QUICKLY))
     x, observed = crops.at((0, 7, 0, 0))
     back = crops.normaliser.to_values(x.numpy())[0]
     assert back[observed[0].numpy()] == pytest.approx(values[7:11][observed[0].numpy()], abs=1e-4)
@@ -82,7 +84,7 @@ def land_and_sea() -> tuple[Crops, np.ndarray, np.ndarray]:
 
 
 def chosen(crops: Crops, options: list[Normaliser]) -> Normaliser:
-    return least_missed(crops, options, seeded(), ClimatologySettings(), Stages())
+    return least_missed(crops, options, seeded(), QUICKLY, Stages())
 
 
 @pytest.mark.parametrize("wrong", ["noise in the mean", "no maps"])
@@ -108,4 +110,4 @@ def test_a_short_record_has_no_maps() -> None:
     """The mean of a few crops in time is mostly that of their weather."""
     true = np.linspace(-10, 10, SIDE)[:, None] + np.zeros(SIDE)
     crops = crops_of(gappy_record((true + noise())[:24], 0.5, seed=0), 4, 0.2)
-    assert learn_normaliser(crops, seeded()) is crops.normaliser
+    assert learn_normaliser(crops, seeded(), QUICKLY) is crops.normaliser

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import crops_of, field_of, given_of, lesson_of, seeded, simulated_dataset
+from conftest import BRIEF, crops_of, field_of, given_of, lesson_of, seeded, simulated_dataset
 from fieldfill.data.crops import Crops
 from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.drift import Drift
@@ -259,7 +259,7 @@ def own_drifts(count: int, fastest: float) -> tuple[Crops, Tensor, Tensor, Tenso
 
 
 def chain_of(common: LearntField) -> Chain:
-    return Chain([Gaussian(common), Drift(common)])
+    return Chain([Gaussian(common, BRIEF), Drift(common, search=BRIEF)])
 
 
 def test_windows_with_a_drift_each_get_a_law_that_moves_and_comes_close_to_the_optimum() -> None:
@@ -276,7 +276,7 @@ def test_windows_with_a_drift_each_get_a_law_that_moves_and_comes_close_to_the_o
     hidden = ~observed[:12]
     error, least = ((v - truth[:12])[hidden].square().mean().item() for v in (mean, torch.stack(exact)))
     assert error < 1.4 * least
-    alone = Chain([Gaussian(LearntField(1, LAW.frames, LAW.shape, (True, True)))])
+    alone = Chain([Gaussian(LearntField(1, LAW.frames, LAW.shape, (True, True)), BRIEF)])
     common = alone.learn(lesson_of(crops))
     assert set(common) == {"gaussian", "sources"}
     assert alone.source_error(lesson_of(crops)) == pytest.approx(common["gaussian"]["validation"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import crops_of, draw, given_of, lesson_of, seeded, simulated_dataset
+from conftest import BRIEF, crops_of, draw, given_of, lesson_of, seeded, simulated_dataset
 from fieldfill.data.crops import Crops
 from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.gaussian.estimator import Gaussian
@@ -203,7 +203,7 @@ def waves(count: int = 40, noise: bool = False) -> tuple[Crops, Tensor, Tensor]:
 
 def chain_of_waves() -> Chain:
     common = LearntField(3, 8, (12, 12), (True, True))
-    return Chain([Gaussian(common), Waves(common)])
+    return Chain([Gaussian(common, BRIEF), Waves(common)])
 
 
 def test_waves_get_a_law_of_their_own_that_knows_more_than_a_covariance() -> None:

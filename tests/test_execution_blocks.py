@@ -9,12 +9,10 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from conftest import gappy_dataset
-from fieldfill.config import Settings
+from conftest import QUICK, gappy_dataset
 from fieldfill.data.crops import Crops, Place
 from fieldfill.data.record import open_record
 from fieldfill.data.transforms import Normaliser
-from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.execution import blocks
 from fieldfill.execution.blocks import filled_frames
@@ -23,8 +21,7 @@ from fieldfill.workflow.model import CropEstimates
 
 @pytest.fixture(scope="module")
 def filler() -> ff.Filler:
-    config = Settings(window=4, base=8, levels=2, training=TrainSettings(steps=2, batch=2), contexts=2)
-    return ff.Filler(settings=config, seed=1).fit(gappy_dataset())
+    return ff.Filler(settings=QUICK.model_copy(update={"solver_steps": 24}), seed=1).fit(gappy_dataset())
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["in memory", "on disk"])

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import fieldfill as ff
-from conftest import ONE_THREAD, gappy_dataset, seeded
+from conftest import gappy_dataset, seeded
 from fieldfill.config import NETWORKS, build_denoiser
 from fieldfill.diffusion.acceleration import compiled
 from fieldfill.diffusion.loss import matching_losses
@@ -33,9 +33,7 @@ def torchrun(*arguments) -> list[str]:
 
 
 def run(*arguments) -> None:
-    done = subprocess.run(
-        torchrun(*arguments), env=ONE_THREAD, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = subprocess.run(torchrun(*arguments), capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -72,7 +70,7 @@ def children(pid: int) -> list[int]:
 def test_a_killed_process_ends_the_run_with_one_line_and_a_usable_checkpoint(tmp_path) -> None:
     ff.save_dataset(gappy_dataset(), tmp_path / "gappy.nc")
     fit = ["fit", tmp_path / "gappy.nc", "-o", tmp_path / "m.ff", "--window", 4, "--steps", 12, "--partition", "pixel"]
-    job = subprocess.Popen(torchrun("cli", 0.5, *fit), env=ONE_THREAD, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(torchrun("cli", 0.5, *fit), stderr=subprocess.PIPE, text=True)
     checkpoint = tmp_path / "m.ff.part" / "checkpoint.pt"
     while not checkpoint.exists() and job.poll() is None:
         time.sleep(0.02)
@@ -86,7 +84,7 @@ def test_a_killed_process_ends_the_run_with_one_line_and_a_usable_checkpoint(tmp
     )
     assert not (tmp_path / "m.ff").exists()
     again = [sys.executable, JOB, "cli", "0", *map(str, fit), "--resume", "--json"]
-    done = subprocess.run(again, env=ONE_THREAD, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(again, capture_output=True, text=True, check=True, timeout=120)
     steps = [entry["step"] for entry in json.loads(done.stdout)["history"]]
     assert steps == [0, 3, 6, 9, 12] and not checkpoint.exists()
     assert ff.load(tmp_path / "m.ff").model_.partition_name == "pixel"

@@ -11,16 +11,12 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from conftest import gappy_dataset
+from conftest import QUICK, gappy_dataset
 from fieldfill import baselines
-from fieldfill.config import Settings
 from fieldfill.data.finite import Moments, check_filled, standardised
 from fieldfill.data.record import open_record
-from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 
-TRAINING = TrainSettings(steps=2, batch=2, validate_every=2)
-TINY = Settings(window=4, base=8, levels=1, contexts=2, partition="swap", training=TRAINING)
 PARTS = ("", "_std", "_members", "_quantile", "_budget")
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -34,7 +30,7 @@ def filled(ds: xr.Dataset, budget: bool = True, **changes: Any) -> xr.Dataset:
     """A fit and a fill that give no warning either: standard error stays clean."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        filler = ff.Filler(settings=TINY.model_copy(update=changes)).fit(ds)
+        filler = ff.Filler(settings=QUICK.model_copy(update=changes)).fit(ds)
         return filler.fill(ds, 2, budget=budget, quantiles=(0.05, 0.95))
 
 
@@ -93,7 +89,7 @@ def test_a_fill_is_scaled_like_its_data(plain: xr.Dataset, exponent: int) -> Non
 
 def test_a_variance_that_no_number_holds_is_refused_and_the_rest_is_filled() -> None:
     ds = record(lambda v: v * 1e300)
-    filler = ff.Filler(settings=TINY).fit(ds)
+    filler = ff.Filler(settings=QUICK).fit(ds)
     with pytest.raises(InputError, match=r"'sst': (\d+) of \1 .* sst_budget .*divide 'sst' by a power of ten and"):
         filler.fill(ds, budget=True)
     assert_sound(filler.fill(ds), ds, PARTS[:2])
@@ -102,7 +98,7 @@ def test_a_variance_that_no_number_holds_is_refused_and_the_rest_is_filled() -> 
 
 
 def test_data_far_from_those_that_were_learnt_are_refused() -> None:
-    filler = ff.Filler(settings=TINY).fit(record(lambda v: v))
+    filler = ff.Filler(settings=QUICK).fit(record(lambda v: v))
     with pytest.raises(InputError, match=r"'sst': \d+ values lie.*same units"):
         filler.fill(record(lambda v: v * 1e60))
 
@@ -116,7 +112,7 @@ def test_values_at_the_end_of_float64_are_refused() -> None:
 def test_a_map_of_any_size_is_an_input(size: float) -> None:
     ds = record(lambda v: v)
     ds["orography"] = ("lat", "lon"), size * np.linspace(-1.7, 1.7, 48).reshape(6, 8)
-    filler = ff.Filler(settings=TINY.model_copy(update={"inputs": ("orography",)})).fit(ds)
+    filler = ff.Filler(settings=QUICK.model_copy(update={"inputs": ("orography",)})).fit(ds)
     assert_sound(filler.fill(ds), ds, PARTS[:2])
     found = filler.model_.maps[-1].numpy()
     np.testing.assert_allclose(found, np.linspace(-1, 1, 48).reshape(6, 8) * found.max(), atol=1e-6)
@@ -175,7 +171,7 @@ def test_a_constant_map_is_zero_when_standardised() -> None:
 def test_the_command_line_prints_one_line_and_leaves_no_file(tmp_path) -> None:
     ds = record(lambda v: v * 1e300)
     ff.save_dataset(ds, tmp_path / "huge.nc")
-    ff.Filler(settings=TINY).fit(ds).save(tmp_path / "m.ff")
+    ff.Filler(settings=QUICK).fit(ds).save(tmp_path / "m.ff")
     command = [sys.executable, "-m", "fieldfill", "fill", "m.ff", "huge.nc", "-o", "out.nc", "--budget"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if not line.startswith(("filling", "fills in crops"))]

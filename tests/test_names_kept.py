@@ -12,16 +12,12 @@ import pytest
 import xarray as xr
 
 import fieldfill as ff
-from conftest import exit_code, gappy_dataset
+from conftest import QUICK, exit_code, gappy_dataset
 from fieldfill.api import budget_of
 from fieldfill.baselines import Climatology
-from fieldfill.config import Settings
 from fieldfill.data.record import FLAGS, open_record
-from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 
-TRAINING = TrainSettings(steps=2, batch=2, validate_every=2)
-TINY = Settings(window=4, base=8, levels=2, solver_steps=4, contexts=2, partition="swap", training=TRAINING)
 DIMS = ("time", "lat", "lon")
 EVERYTHING = {"members": 2, "budget": True, "quantiles": [0.05, 0.95]}
 # Taking the values of an earlier fill for missing is worth a warning, which is not what most tests are about.
@@ -36,7 +32,7 @@ def digest(path: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def filler() -> ff.Filler:
-    return ff.Filler(settings=TINY).fit(gappy_dataset())
+    return ff.Filler(settings=QUICK).fit(gappy_dataset())
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +124,7 @@ def test_filled_values_stay_filled_through_a_chain_of_files(folder, tmp_path, su
 
 
 def test_a_model_learns_the_same_from_a_filled_record_as_from_the_gappy_one(filler, filled) -> None:
-    again = ff.Filler(settings=TINY).fit(filled)
+    again = ff.Filler(settings=QUICK).fit(filled)
     assert same_numbers(again.fill(gappy_dataset()), filler.fill(gappy_dataset()))
     first, second = (ff.check(ds, window=4, partition="swap").to_dict() for ds in (gappy_dataset(), filled))
     assert first == second
@@ -141,7 +137,7 @@ def test_baselines_do_not_learn_from_filled_values_either(filled) -> None:
 
 
 def test_cells_without_support_are_no_observations(filler) -> None:
-    everywhere = ff.Filler(settings=TINY, domain=np.ones((9, 12), bool)).fit(gappy_dataset())
+    everywhere = ff.Filler(settings=QUICK, domain=np.ones((9, 12), bool)).fit(gappy_dataset())
     first = everywhere.fill(gappy_dataset())
     assert (first.sst_flag.values == 2).any()
     assert same_numbers(everywhere.fill(first), first)
@@ -328,7 +324,7 @@ def seasonal() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def season_filler(seasonal) -> ff.Filler:
-    return ff.Filler(settings=TINY.model_copy(update={"inputs": ("day-of-year",)})).fit(seasonal)
+    return ff.Filler(settings=QUICK.model_copy(update={"inputs": ("day-of-year",)})).fit(seasonal)
 
 
 def test_the_season_as_an_input_leaves_the_names_of_the_user_alone(seasonal, season_filler) -> None:
@@ -343,7 +339,7 @@ def test_the_season_as_an_input_leaves_the_names_of_the_user_alone(seasonal, sea
 
 def test_a_variable_to_fill_may_be_called_like_the_season() -> None:
     ds = gappy_dataset(names="sst,day_of_year_sin")
-    out = ff.Filler(settings=TINY.model_copy(update={"inputs": ("day-of-year",)})).fit(ds).fill(ds)
+    out = ff.Filler(settings=QUICK.model_copy(update={"inputs": ("day-of-year",)})).fit(ds).fill(ds)
     for name in ds.data_vars:
         seen = np.isfinite(ds[name].values)
         assert np.array_equal(out[name].values[seen], ds[name].values[seen])
@@ -361,7 +357,7 @@ def test_the_command_fills_with_the_season(seasonal, season_filler, tmp_path, ca
 def test_observations_where_a_model_found_no_domain_stay(filler, tmp_path, given) -> None:
     """The first column was never observed when the model was fitted; a later record has values there."""
     domain = np.isfinite(gappy_dataset().sst.values).any(0) if given else None
-    fitted = ff.Filler(settings=TINY, domain=domain).fit(gappy_dataset()) if given else filler
+    fitted = ff.Filler(settings=QUICK, domain=domain).fit(gappy_dataset()) if given else filler
     later = gappy_dataset(seed=1)
     later.sst[3:6, 2, 0] = [12.5, np.nan, 13.5]
     fitted.save(tmp_path / "m.ff")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from conftest import gappy_dataset
+from conftest import QUICK, gappy_dataset
 from fieldfill import api as ff
 from fieldfill.cli import progress
 from fieldfill.diffusion.training import TrainSettings
@@ -80,9 +80,7 @@ def test_a_line_is_printed_while_a_single_step_takes_its_time(monkeypatch, capsy
     assert len(lines) > 3 and all(line.startswith("covariance 3 of 8, held-out error 0.1, ") for line in lines[:-1])
 
 
-SMALL = preset("fast", window=4).model_copy(
-    update={"base": 8, "levels": 1, "contexts": 2, "training": TrainSettings(steps=6, batch=2, validate_every=2)}
-)
+SMALL = QUICK.model_copy(update={"partition": "auto", "training": TrainSettings(steps=6, batch=2, validate_every=2)})
 
 
 def test_a_fit_and_a_fill_report_every_stage_after_the_plan() -> None:

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 import fieldfill as ff
-from conftest import gappy_dataset
+from conftest import QUICK, gappy_dataset
 from fieldfill.errors import InputError
 from fieldfill.metrics import reliability
 from fieldfill.uncertainty.calibration import Calibration, HeldCells
@@ -100,7 +100,7 @@ def test_weights_count_as_repetitions() -> None:
 
 @pytest.fixture(scope="module")
 def filler() -> ff.Filler:
-    return ff.Filler(window=4, steps=3, partition="swap").fit(gappy_dataset(names="a,b"))
+    return ff.Filler(settings=QUICK).fit(gappy_dataset(names="a,b"))
 
 
 def test_quantiles_of_a_fill_surround_its_values_and_are_what_is_scored(filler, tmp_path) -> None:

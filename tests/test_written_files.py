@@ -11,13 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fieldfill as ff
-from conftest import exit_code, gappy_dataset
-from fieldfill.config import Settings
+from conftest import QUICK, exit_code, gappy_dataset
 from fieldfill.data.record import open_record
-from fieldfill.diffusion.training import TrainSettings
 
-TRAINING = TrainSettings(steps=2, batch=2, validate_every=2)
-TINY = Settings(window=4, base=8, levels=2, solver_steps=4, contexts=2, partition="swap", training=TRAINING)
 F4, F8 = np.float32, np.float64
 FORMATS = [".nc", ".zarr"]
 
@@ -310,7 +306,7 @@ def test_ordinary_data_are_written_without_a_word(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return ff.Filler(settings=TINY).fit(gappy_dataset()).save(tmp_path_factory.mktemp("model") / "m.ff")
+    return ff.Filler(settings=QUICK).fit(gappy_dataset()).save(tmp_path_factory.mktemp("model") / "m.ff")
 
 
 def test_the_command_names_what_it_leaves_out_before_it_fills(tmp_path, model, capsys) -> None:
