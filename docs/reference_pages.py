@@ -56,7 +56,7 @@ def _documented(module: str) -> list[str]:
 
 def commands() -> list[tuple[str, ...]]:
     """Every command of the command line, groups before their members."""
-    from fieldfill.cli.bench import app as bench
+    from fieldfill.cli.bench_commands import app as bench
     from fieldfill.cli.main import app
 
     def names(application: object) -> list[str]:

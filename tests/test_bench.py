@@ -18,7 +18,7 @@ from fieldfill.bench.result_tables import make_table, to_html
 from fieldfill.bench.results_page import results_page
 from fieldfill.bench.runner import Runner
 from fieldfill.bench.summary import Summary
-from fieldfill.cli.bench import app
+from fieldfill.cli.bench_commands import app
 from fieldfill.errors import InputError
 
 SMOKE = SCALES["smoke"]

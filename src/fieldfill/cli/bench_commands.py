@@ -1,12 +1,12 @@
 """``fieldfill bench``: parses, calls and prints."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fieldfill.cli.options import Json, print_result
 from fieldfill.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,11 +33,6 @@ Minutes = Annotated[
     float | None, typer.Option("--minutes", help="Processor minutes of a training; default: the scale's.")
 ]
 Threads = Annotated[int, typer.Option("--threads", help="Threads of a training.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-
-
-def _show(result: dict[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(result, default=float) if as_json else text)
 
 
 def _note(text: str) -> None:
@@ -86,7 +81,7 @@ def list_benches(scale: ScaleName = "cpu", results: Results = None, as_json: Jso
     lines = [
         f"{name:<10} {entry['measured']:>3} of {entry['rows']:>3}  {entry['title']}" for name, entry in found.items()
     ]
-    _show(found, "\n".join(lines), as_json)
+    print_result(found, "\n".join(lines), as_json)
 
 
 @app.command(epilog="Example: fieldfill bench run block --case advection-block8of9 --seeds 0,1 --minutes 12")
@@ -112,7 +107,7 @@ def run(
     runner = _runner(scale, results, cache, minutes, threads)
     counts = runner.run(jobs_of(names or list(BENCHES), runner.scale, case, method), numbers)
     text = ", ".join(f"{count} rows {kind}" for kind, count in counts.items())
-    _show({**counts, "results": str(runner.results)}, f"{text}; in {runner.results}", as_json)
+    print_result({**counts, "results": str(runner.results)}, f"{text}; in {runner.results}", as_json)
 
 
 @app.command(epilog="Example: fieldfill bench table block --html tables.html")
@@ -142,7 +137,7 @@ def table(
         with replacing(check_output(html, TABLES, overwrite=True), TABLES) as partial:
             partial.write_text(to_html(list(tables.values())))
     content = {name: {"heads": made.heads, "lines": made.lines} for name, made in tables.items()}
-    _show(content, "\n\n".join(made.markdown() for made in tables.values()), as_json)
+    print_result(content, "\n\n".join(made.markdown() for made in tables.values()), as_json)
 
 
 @app.command(epilog="Example: fieldfill bench claims")
@@ -162,7 +157,7 @@ def claims(results: Results = None, as_json: Json = False) -> None:
         f"{entry['verdict']:<14} {entry['source']}: {entry['claim']}\n{'':<15}{entry['detail']}" for entry in checked
     ]
     text = "\n".join([*lines, "", ratios(found).markdown()])
-    _show({"claims": checked, "ratios": ratio_table(found)}, text, as_json)
+    print_result({"claims": checked, "ratios": ratio_table(found)}, text, as_json)
 
 
 @app.command(epilog="Example: fieldfill bench page -o docs/results.md")
@@ -180,7 +175,7 @@ def page(
     check_output(output, RESULTS, overwrite=True)
     with replacing(output, RESULTS) as partial:
         partial.write_text(results_page(Summary(read(_folder(results, "cpu")))))
-    _show({"page": str(output)}, f"written to {output}", as_json)
+    print_result({"page": str(output)}, f"written to {output}", as_json)
 
 
 @app.command(epilog="Example: fieldfill bench figures -o docs/images/bench")
@@ -199,4 +194,4 @@ def figures(
 
     drawn, missing = draw_figures(_runner(scale, results, cache, minutes, threads), output, overwrite=overwrite)
     lines = [*(f"written to {path}" for path in drawn), *(f"left out: {reason}" for reason in missing)]
-    _show({"figures": [str(path) for path in drawn], "missing": missing}, "\n".join(lines), as_json)
+    print_result({"figures": [str(path) for path in drawn], "missing": missing}, "\n".join(lines), as_json)
