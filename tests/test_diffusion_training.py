@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from conftest import gappy_dataset, make_training, seeded, stir, with_hidden_values
+from fieldfill.diffusion.frames import frames_at_once
 from fieldfill.diffusion.loss import matching_losses
 from fieldfill.diffusion.networks.refiner import Refiner
 from fieldfill.diffusion.networks.unet import FoldedUNet
-from fieldfill.diffusion.training import Training, TrainSettings, frames_at_once
+from fieldfill.diffusion.training import Training, TrainSettings
 from fieldfill.diffusion.validation import validate
 from fieldfill.errors import InputError
 from fieldfill.partition import MaskSwap, PixelPartition
@@ -147,10 +148,9 @@ def test_a_step_that_looks_at_some_frames_has_the_loss_of_the_whole_window_for_w
 
 
 def test_networks_that_tell_frames_apart_see_whole_windows() -> None:
-    settings = TrainSettings(frames=4)
-    assert frames_at_once(FoldedUNet(3, 1, 6, base=8), settings, 6) == 6
-    assert frames_at_once(Refiner(3, 1, 6, base=8), settings, 6) == 4
-    assert frames_at_once(Refiner(3, 1, 6, base=8), settings, 3) == 3
+    assert frames_at_once(FoldedUNet(3, 1, 6, base=8), 4, 6) == 6
+    assert frames_at_once(Refiner(3, 1, 6, base=8), 4, 6) == 4
+    assert frames_at_once(Refiner(3, 1, 6, base=8), 4, 3) == 3
 
 
 def test_a_run_that_will_stop_early_has_small_rates_first() -> None:

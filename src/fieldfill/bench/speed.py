@@ -10,8 +10,8 @@ from torch import Generator
 
 from fieldfill.bench.cases import Unavailable
 from fieldfill.config import Settings, build_denoiser
+from fieldfill.diffusion.frames import frames_at_once
 from fieldfill.diffusion.loss import matching_losses
-from fieldfill.diffusion.training import frames_at_once
 from fieldfill.errors import InputError
 from fieldfill.estimators.gaussian.estimator import Gaussian
 from fieldfill.estimators.gaussian.field import red_factor
@@ -38,7 +38,7 @@ def measure(config: Settings, cells: int, batch: int, repeats: int = 3, longest:
     context = observed & (torch.rand(x.shape, generator=generator) < 0.7)
     t, maps = torch.rand(batch, generator=generator), torch.zeros(batch, 0, cells, cells)
     optimiser = torch.optim.AdamW(denoiser.parameters())
-    frames = frames_at_once(denoiser.network, config.training, config.window)
+    frames = frames_at_once(denoiser.network, config.training.frames, config.window)
 
     def train() -> None:
         noise = torch.randn(x.shape, generator=generator)

@@ -6,25 +6,24 @@ number of processes, each with its share of the crops, makes the same run up to 
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from fieldfill.data.crops import Crops
-from fieldfill.data.transforms import Normaliser
-from fieldfill.data.writer import written
 from fieldfill.diffusion.acceleration import compiled, lower_precision
 from fieldfill.diffusion.denoiser import Denoiser
+from fieldfill.diffusion.frames import frames_at_once, frames_cut, visible_frames
 from fieldfill.diffusion.loss import matching_losses
 from fieldfill.diffusion.pools import Drawn, Pools
+from fieldfill.diffusion.saved_state import read_state, write_state
 from fieldfill.diffusion.schedule import PowerTime
 from fieldfill.diffusion.team import ALONE, Team
 from fieldfill.diffusion.validation import Validation, validate
@@ -33,7 +32,7 @@ from fieldfill.estimators.base import Answer
 from fieldfill.partition import Partition
 from fieldfill.seeds import position_stream
 
-__all__ = ["Step", "TrainSettings", "Training", "frames_at_once", "saved_normaliser"]
+__all__ = ["Step", "TrainSettings", "Training"]
 
 # Bytes of the first estimates of validation crops that are kept between validations, at most.
 KNOWN_BYTES = 2**28
@@ -177,7 +176,7 @@ class Training:
         self.times = PowerTime(self.settings.time_power, self.denoiser.schedule.delta)
         mine = len(self.team.share(self.settings.batch))
         self.parts = min(mine, self.settings.accumulate or math.ceil(mine / self.crops.at_once))
-        self.frames = frames_at_once(self.network, self.settings, self.crops.length)
+        self.frames = frames_at_once(self.network, self.settings.frames, self.crops.length)
         share, batch = self.team.share(self.settings.batch), self.settings.batch
         self.pools = Pools(
             self.denoiser,
@@ -262,7 +261,8 @@ class Training:
 
     def _trial(self) -> Tensor:
         drawn, starts = next(self.drawn(self.step))
-        return self.denoiser.outputs(drawn.t, drawn.x, drawn.context, drawn.maps, self._cut(starts), drawn.first)[0]
+        cut = frames_cut(starts, self.frames, self.crops.length)
+        return self.denoiser.outputs(drawn.t, drawn.x, drawn.context, drawn.maps, cut, drawn.first)[0]
 
     def drawn(self, step: int) -> Iterator[tuple[Drawn, Tensor]]:
         """The parts of this process's crops of a step, and the first frames (B,) that the network sees of them."""
@@ -270,7 +270,10 @@ class Training:
         for part in range(self.parts):
             begin, end = (n * len(whole) // self.parts for n in (part, part + 1))
             positions = self.pools.mine[begin:end]
-            looks = [self._look(query[None], step, i) for query, i in zip(whole.query[begin:end], positions)]
+            looks = [
+                visible_frames(query[None], self.frames, position_stream(self.seed, "look", step, i))
+                for query, i in zip(whole.query[begin:end], positions)
+            ]
             query, starts = (torch.cat(parts) for parts in zip(*looks))
             yield replace(whole.rows(slice(begin, end)), query=query), starts
 
@@ -278,26 +281,6 @@ class Training:
         """Size of the first estimates of this process's validation crops, with their features."""
         places = len(self.team.share(len(self.crops.held.places)))
         return 4 * places * self.crops.cells * (1 + self.denoiser.chain.features)
-
-    def _look(self, query: Tensor, *position: int) -> tuple[Tensor, Tensor]:
-        """The query (1, C, T, H, W) in the frames that a step looks at, and the first of these (1,)."""
-        total, asked = query.shape[2], query.any(dim=0).any(dim=0).flatten(1).any(dim=1).nonzero().flatten()
-        if self.frames == total or not len(asked):
-            return query, torch.zeros(1, dtype=torch.long)
-        generator = position_stream(self.seed, "look", *position)
-        middle = asked[torch.randint(len(asked), (1,), generator=generator)].cpu()
-        start = middle - torch.randint(1, self.frames - 1, (1,), generator=generator)
-        start = start.clamp(0, total - self.frames)
-        # A frame whose neighbour is cut off is seen, and not asked for.
-        first = int(start) + int(start > 0)
-        last = int(start) + self.frames - int(start + self.frames < total)
-        frame = torch.arange(total, device=query.device)
-        return query & ((frame >= first) & (frame < last))[:, None, None], start
-
-    def _cut(self, starts: Tensor) -> Callable[[Tensor], Tensor]:
-        if self.frames == self.crops.length:
-            return lambda x: x
-        return lambda x: torch.stack([row[:, start : start + self.frames] for row, start in zip(x, starts.tolist())])
 
     def train_step(self) -> float:
         """One step of the optimiser; returns the mean loss over the crops of all processes."""
@@ -308,8 +291,9 @@ class Training:
         total, counted = 0.0, 0.0
         for part, (drawn, starts) in enumerate(self.drawn(self.step)):
             tensors = (drawn.t, drawn.x, drawn.noise, drawn.context, drawn.query, drawn.maps)
+            cut = frames_cut(starts, self.frames, self.crops.length)
             with self._using(self.shared) as denoiser, self.team.exchanging(self.shared, part == self.parts - 1):
-                losses, counts = matching_losses(denoiser, *tensors, self._cut(starts), first=drawn.first)
+                losses, counts = matching_losses(denoiser, *tensors, cut, first=drawn.first)
                 losses.sum().backward()
             total, counted = total + losses.sum().item(), counted + counts.sum().item()
         total, counted = self.team.sum(total, counted)
@@ -373,22 +357,11 @@ class Training:
             **{name: getattr(self, name) for name in CHECKPOINTED},
             "waited": self.waited + self.pools.waited,
         }
-        partial = path.with_suffix(".tmp")
-        try:
-            partial.unlink(missing_ok=True)  # of a run that was killed
-            with written(partial) as file:
-                torch.save(state, cast(IO[bytes], file))
-            os.replace(partial, path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise InputError(
-                f"cannot write the checkpoint {path} of step {self.step}: {error.strerror or error}; "
-                "free some space, then --resume (resume=True) continues from the one before it"
-            ) from error
+        write_state(path, state)
 
     def load(self, path: Path) -> None:
         """Takes up the run of a checkpoint."""
-        state = torch.load(path, weights_only=True, map_location=self.team.device)
+        state = read_state(path, self.team.device)
         self.denoiser.load_state_dict(state["denoiser"])
         self.average.load_state_dict(state["average"])
         self.optimiser.load_state_dict(state["optimiser"])
@@ -397,17 +370,7 @@ class Training:
             setattr(self, name, state[name])
 
 
-def saved_normaliser(path: Path) -> Normaliser:
-    """The normaliser of the crops with which a checkpoint was written."""
-    mean, std = torch.load(path, weights_only=True, map_location="cpu")["normaliser"]
-    return Normaliser(mean.numpy(), std.numpy())
-
-
-def frames_at_once(network: nn.Module, settings: TrainSettings, length: int) -> int:
-    """Frames of crops of that length which a network sees in a step."""
-    return min(length, max(3, settings.frames)) if getattr(network, "frames_alike", False) else length
-
-
+# Attributes of a training that a checkpoint keeps as they are.
 CHECKPOINTED = (
     "notes",
     "history",

@@ -15,8 +15,9 @@ from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, static_f
 from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
 from fieldfill.data.transforms import Normaliser
+from fieldfill.diffusion.saved_state import saved_normaliser
 from fieldfill.diffusion.team import Team
-from fieldfill.diffusion.training import Step, Training, saved_normaliser
+from fieldfill.diffusion.training import Step, Training
 from fieldfill.errors import InputError
 from fieldfill.estimators.base import Lesson
 from fieldfill.estimators.climatology import Climatology, learn_normaliser
