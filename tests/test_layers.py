@@ -51,7 +51,7 @@ NO_TORCH = (
     "data/record",
     "data/grid",
     "data/inputs",
-    "data/flags",
+    "data/gaps",
     "data/finite",
     "data/ancillary",
     "data/encoding",

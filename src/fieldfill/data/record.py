@@ -21,13 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
-from scipy.special import exprel
 
 from fieldfill.data.ancillary import FLAGS, LEADING, attributes, lists, without_earlier_fill
 from fieldfill.data.axes import Axes, Dims, Selection, find_axes, selected, wraps_around
-from fieldfill.data.finite import check_filled, floating
+from fieldfill.data.gaps import FilledArrays, Gaps
 from fieldfill.data.survey import as_dataset, choose_variables, given_domain, scope, survey
 from fieldfill.errors import InputError
 
@@ -213,69 +211,39 @@ class Record:
             what the names of new variables have after that of the variable, see `fieldfill.data.ancillary`.
         """
         unsupported = np.zeros(self.shape, bool) if unsupported is None else np.broadcast_to(unsupported, self.shape)
+        arrays = FilledArrays(filled, std, unsupported, members, budget, quantiles)
         if self.cells is not None:
-            own = None if self.by_sample is None else self._as_stored(self.by_sample, (-2, -1))
-            plain = replace(self, cells=None, domain=self._as_stored(self.domain, (-2, -1)), by_sample=own)
-            return plain.to_dataset(
-                self._as_stored(filled),
-                None if std is None else self._as_stored(std),
-                self._as_stored(unsupported),
-                None if members is None else self._as_stored(members),
-                None if budget is None else {name: self._as_stored(part) for name, part in budget.items()},
-                quantiles,
-                history,
-                suffix,
-            )
-        wanted = {
-            "std": std is not None,
-            "quantile": std is not None and bool(quantiles),
-            "flag": True,
-            "members": members is not None,
-            "budget": budget is not None,
-        }
-        kinds = [kind for kind, present in wanted.items() if present]
+            arrays = arrays.mapped(self._as_stored)
+        kinds = arrays.kinds
         self.check_names(kinds, suffix)
-        leading = {kind: f"{dim}{suffix}" for kind, dim in LEADING.items()}
+        dims = {kind: f"{dim}{suffix}" for kind, dim in LEADING.items()}
         out = self.ds.copy()
         for c, name in enumerate(self.variables):
-            original, gaps = self.ds[name], _Gaps(self, c)
+            original, gaps = self.ds[name], self._gaps(c)
             names = {kind: f"{name}{suffix}_{kind}" for kind in kinds}
-            new: dict[str, xr.DataArray] = {"flag": gaps.flag(unsupported[:, c])}
-            stretch = 1.0 if std is None else gaps.stretch(filled[:, c], std[:, c])
-            if std is not None:
-                new["std"] = gaps.spread(std[:, c] * stretch, names["std"])
-                if quantiles:
-                    key = names["quantile"]
-                    ends = [gaps.values(filled[:, c] + steps[c] * std[:, c], key) for steps in quantiles.values()]
-                    new["quantile"] = xr.concat(ends, dim=leading["quantile"])
-            if members is not None:
-                drawn = [gaps.values(members[:, member, c], names["members"]) for member in range(members.shape[1])]
-                new["members"] = xr.concat(drawn, dim=leading["members"])
-            if budget is not None:
-                parts = [gaps.spread(part[:, c] * stretch**2, names["budget"]) for part in budget.values()]
-                new["budget"] = xr.concat(parts, dim=leading["budget"])
-            out[name] = gaps.values(filled[:, c], name)
+            new = gaps.companions(arrays, c, names, dims)
+            out[name] = gaps.filled(arrays, c)
             out[name].attrs, out[name].encoding = lists(original.attrs, names.values()), original.encoding
             for kind, label in names.items():
                 out[label] = new[kind].assign_attrs(attributes(kind, name, original.attrs))
-        if quantiles:
-            named = {"long_name": "probability that the truth is not above", "units": "1"}
-            out = _labelled(out, leading["quantile"], list(quantiles), named)
-        if budget is not None:
-            out = _labelled(out, leading["budget"], list(budget), {"long_name": "part of the variance"})
-        if members is not None:
-            realisation = {"standard_name": "realization", "units": "1"}
-            out = _labelled(out, leading["members"], np.arange(members.shape[1]), realisation)
+        out = arrays.with_coordinates(out, dims)
         if history is not None:
-            stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            again = f"; replaces {', '.join(self.replaced)} of an earlier fill" if self.replaced else ""
-            lines = [f"{stamp} {history}{again}", _text(self.ds.attrs.get("history"))]
-            out.attrs["history"] = "\n".join(line for line in lines if line)
+            out.attrs["history"] = self._history(history)
         return out
 
+    def _gaps(self, c: int) -> Gaps:
+        """The gaps of a variable, with all cells of the data set in its own order."""
+        own = self.domain[c] if self.by_sample is None else self.by_sample[:, c, None] & self.domain[c]
+        inside = own if self.cells is None else self._as_stored(own, (-2, -1))
+        name, shape = self.variables[c], self.axes.sizes(self.ds)
+        return Gaps(name, self.ds[name], self.axes, shape, inside, self.keeps_all, name in self.logarithmic)
 
-def _labelled(ds: xr.Dataset, dim: str, labels: npt.ArrayLike, attrs: dict[str, str]) -> xr.Dataset:
-    return ds.assign_coords({dim: (dim, labels, attrs)})
+    def _history(self, added: str) -> str:
+        """The history of the data set with one more line, dated now, on top."""
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        again = f"; replaces {', '.join(self.replaced)} of an earlier fill" if self.replaced else ""
+        lines = [f"{stamp} {added}{again}", _text(self.ds.attrs.get("history"))]
+        return "\n".join(line for line in lines if line)
 
 
 def _text(value: Any) -> str:
@@ -287,52 +255,6 @@ def _text(value: Any) -> str:
     if np.ndim(value):
         return "\n".join(map(_text, np.ravel(value).tolist()))
     return str(value)
-
-
-class _Gaps:
-    """The gaps of one variable: puts (S, T, H, W) arrays there, with dimensions and coordinates of the original."""
-
-    def __init__(self, record: Record, c: int) -> None:
-        self.name = name = record.variables[c]
-        self.original = record.ds[name]
-        self.canonical = record.axes.canonical(self.original)
-        self.observations = self.canonical.values.reshape(np.delete(record.shape, 1))
-        inside = record.domain[c] if record.by_sample is None else record.by_sample[:, c, None] & record.domain[c]
-        self.inside = np.broadcast_to(inside, self.observations.shape)
-        self.observed = np.isfinite(self.observations) & (self.inside | record.keeps_all)
-        self.missing = self.inside & ~self.observed
-        self.logarithmic = name in record.logarithmic
-
-    def values(self, given: np.ndarray, part: str = "") -> xr.DataArray:
-        """``given``, as `Record.read` has it, in the gaps and the observations beside them."""
-        given = (np.exp(given) if self.logarithmic else given).astype(self.observations.dtype)
-        check_filled(self.name, part or self.name, given, self.missing)
-        return self._placed(self.observations, given, self.observations.dtype)
-
-    def stretch(self, given: np.ndarray, std: np.ndarray) -> np.ndarray | float:
-        """Standard deviation in the units of the data over ``std``, that in the units of ``given``."""
-        if not self.logarithmic:
-            return 1.0
-        given, std = given.astype(np.float64), std.astype(np.float64)
-        return np.exp(given + std**2 / 2) * np.sqrt(exprel(std**2))
-
-    def spread(self, given: np.ndarray, part: str) -> xr.DataArray:
-        """``given`` in the gaps, 0 where observed."""
-        given = given.astype(floating(given[self.missing].max(initial=0)))
-        check_filled(self.name, part, given, self.missing, least=0)
-        return self._placed(0, given, given.dtype)
-
-    def flag(self, unsupported: np.ndarray) -> xr.DataArray:
-        kinds = np.where(unsupported, FLAGS["filled_without_support"], FLAGS["filled"])
-        return self._placed(FLAGS["observed"], kinds, np.int8, FLAGS["outside_domain"])
-
-    def _placed(
-        self, seen: np.ndarray | int, missing: np.ndarray, dtype: npt.DTypeLike, outside: float = np.nan
-    ) -> xr.DataArray:
-        array = np.where(self.observed, seen, np.where(self.missing, missing, outside)).astype(dtype)
-        placed = self.canonical.copy(data=array.reshape(self.canonical.shape)).transpose(*self.original.dims)
-        placed.attrs, placed.encoding = {}, {}
-        return placed
 
 
 def _run(cells: np.ndarray) -> slice | np.ndarray:
