@@ -11,6 +11,7 @@ from fieldfill.config import NETWORKS, PATCHED, Settings, build_denoiser
 from fieldfill.diffusion.networks.fno import SpectralConv
 from fieldfill.diffusion.networks.karras import MPBlock, MPConv, MPEmbedding, MPLinear, mp_join, mp_silu, mp_sum
 from fieldfill.diffusion.networks.layers import fold, unfold
+from fieldfill.diffusion.networks.network import Network
 from fieldfill.diffusion.networks.refiner import Refiner
 from fieldfill.diffusion.networks.space_time import PRESERVING, SpaceTimeUNet, TemporalAttention, TemporalConvolution
 from fieldfill.diffusion.networks.unet import FoldedUNet
@@ -23,7 +24,7 @@ ALL = NETWORKS | {
 SHAPES = [(2, 1, 4, 16, 16), (1, 3, 5, 13, 18), (2, 2, 1, 7, 11), (1, 1, 2, 1, 9)]
 
 
-def build(name, features=3, variables=1, frames=4, periodic=(False, False), levels=3, speaks=True):
+def build(name, features=3, variables=1, frames=4, periodic=(False, False), levels=3, speaks=True) -> Network:
     """A small network; random numbers on its weights make it speak, since untrained it is silent."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -46,6 +47,12 @@ def test_any_grid_is_taken_and_every_weight_learns(name, shape, periodic) -> Non
         assert p.grad is not None and torch.isfinite(p.grad).all(), label
         # Attention of a frame to itself alone has nothing to weigh.
         assert p.grad.any() or (frames == 1 and "position" in label), label
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_network_follows_the_protocol(name) -> None:
+    assert isinstance(build(name), Network)
+    assert not isinstance(torch.nn.Linear(3, 1), Network)
 
 
 @pytest.mark.parametrize("name", ALL)

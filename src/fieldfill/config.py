@@ -13,13 +13,14 @@ import numpy as np
 import torch
 import xarray as xr
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from fieldfill.data.finite import standardised
 from fieldfill.data.holdout import HoldOutSettings
 from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.denoiser import PREDICTIONS, Denoiser
 from fieldfill.diffusion.networks.fno import FNO
+from fieldfill.diffusion.networks.network import NetworkBuilder
 from fieldfill.diffusion.networks.refiner import Refiner
 from fieldfill.diffusion.networks.space_time import SpaceTimeUNet
 from fieldfill.diffusion.networks.unet import FoldedUNet
@@ -84,7 +85,7 @@ __all__ = [
 ]
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {
+NETWORKS: dict[str, NetworkBuilder] = {
     "refiner": Refiner,
     "unet": FoldedUNet,
     "space-time-unet": SpaceTimeUNet,

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fieldfill.diffusion.networks.network import Network
 from fieldfill.diffusion.scales import Scales
 from fieldfill.diffusion.schedule import VPSchedule
 from fieldfill.estimators.base import Answer, Given, Lesson
@@ -91,8 +92,8 @@ class Denoiser(nn.Module):
     Parameters
     ----------
     network
-        (features (B, (3 + F) C + K, T, H, W), log_snr (B,)) → (B, C, T, H, W), or (B, 2C, T, H, W) with ``spread``; F
-        is the number of features that the chain offers for each variable, K the number of maps.
+        a module with (3 + F) C + K input features and C outputs, or 2 C with ``spread``; F is the number of features
+        that the chain offers for each variable, K the number of maps.
     schedule
         gives alpha_t, sigma_t.
     chain
@@ -110,7 +111,7 @@ class Denoiser(nn.Module):
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         schedule: VPSchedule,
         chain: Chain,
         prediction: str = "data",

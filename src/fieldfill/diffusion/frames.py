@@ -3,14 +3,16 @@
 from collections.abc import Callable
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
+
+from fieldfill.diffusion.networks.network import Network
 
 __all__ = ["frames_at_once", "frames_cut", "visible_frames"]
 
 
-def frames_at_once(network: nn.Module, frames: int, length: int) -> int:
+def frames_at_once(network: Network, frames: int, length: int) -> int:
     """How many frames of crops of a ``length`` a network sees in a step that should look at ``frames`` of them."""
-    return min(length, max(3, frames)) if getattr(network, "frames_alike", False) else length
+    return min(length, max(3, frames)) if network.frames_alike else length
 
 
 def visible_frames(query: Tensor, frames: int, generator: Generator) -> tuple[Tensor, Tensor]:

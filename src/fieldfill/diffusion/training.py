@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fieldfill.diffusion.acceleration import compiled, lower_precision
 from fieldfill.diffusion.denoiser import Denoiser
 from fieldfill.diffusion.frames import frames_at_once, frames_cut, visible_frames
 from fieldfill.diffusion.loss import matching_losses
+from fieldfill.diffusion.networks.network import Network
 from fieldfill.diffusion.pools import Drawn, Pools
 from fieldfill.diffusion.saved_state import read_state, write_state
 from fieldfill.diffusion.schedule import PowerTime
@@ -163,7 +164,9 @@ class Training:
                 "start fewer processes or choose a larger batch"
             )
         self.denoiser.to(self.team.device)
-        self.network = self.denoiser.network
+        network = self.denoiser.network
+        assert isinstance(network, nn.Module)
+        self.network = network
         self.shared = self.team.shared(self.denoiser, self.network)
         self.optimiser = torch.optim.AdamW(
             self.network.parameters(),
@@ -176,7 +179,7 @@ class Training:
         self.times = PowerTime(self.settings.time_power, self.denoiser.schedule.delta)
         mine = len(self.team.share(self.settings.batch))
         self.parts = min(mine, self.settings.accumulate or math.ceil(mine / self.crops.at_once))
-        self.frames = frames_at_once(self.network, self.settings.frames, self.crops.length)
+        self.frames = frames_at_once(network, self.settings.frames, self.crops.length)
         share, batch = self.team.share(self.settings.batch), self.settings.batch
         self.pools = Pools(
             self.denoiser,
@@ -315,11 +318,11 @@ class Training:
 
         The first estimate is shared rather than copied because it is large.
         """
-        self.denoiser.network = network
+        self.denoiser.network = cast(Network, network)
         try:
             yield self.denoiser
         finally:
-            self.denoiser.network = self.network
+            self.denoiser.network = cast(Network, self.network)
 
     def _validate(self) -> None:
         with self._using(self.average.module) as denoiser:

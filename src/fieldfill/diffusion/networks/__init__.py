@@ -1,1 +1,1 @@
-"""Networks: features (B, F, T, H, W) and log-SNR (B,) → (B, C, T, H, W), without knowledge of diffusion."""
+"""Networks: from features and a noise level to an estimate of the field, on plain tensors; independent of diffusion."""

@@ -37,6 +37,8 @@ class FNO(nn.Module):
         wavenumbers 0 … modes - 1 that are kept of rows and columns, and of time if the crop has as many.
     """
 
+    frames_alike = False
+
     def __init__(
         self,
         features: int,

@@ -33,7 +33,7 @@ class Refiner(nn.Module):
         p × p cells become channels of one coarser cell at the stem and cells again at the head.
     """
 
-    frames_alike = True  # a training step need not look at all of them
+    frames_alike = True  # a step of training need not look at all of them
 
     def __init__(
         self,

@@ -207,6 +207,8 @@ class SpaceTimeUNet(nn.Module):
         forward pass.
     """
 
+    frames_alike = False
+
     def __init__(
         self,
         features: int,

@@ -33,6 +33,8 @@ class FoldedUNet(nn.Module):
         same width costs about p² times less and is blinder to the finest detail.
     """
 
+    frames_alike = False
+
     def __init__(
         self,
         features: int,
