@@ -173,6 +173,18 @@ def test_a_saved_chain_answers_as_before(name) -> None:
         assert torch.equal(one, same)
 
 
+@pytest.mark.parametrize("name", CHAINS)
+def test_before_anything_is_learnt_a_rehearsal_gives_answers_to_time(name) -> None:
+    chain, given = build(CHAINS[name]), windows()
+    for source in chain.sources:
+        assert source.iterations >= 0
+        source.rehearse()
+        source.set_effort(2 / max(1, source.iterations))
+    estimate = chain(given).estimate
+    assert torch.isfinite(estimate).all()
+    assert estimate.any() or not any(source.iterations for source in chain.sources)
+
+
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_a_correction_that_is_forgotten_leaves_the_estimate_as_it_is(name) -> None:
     chain = build(CHAINS[name])

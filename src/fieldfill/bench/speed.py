@@ -13,8 +13,6 @@ from fieldfill.config import Settings, build_denoiser
 from fieldfill.diffusion.frames import frames_at_once
 from fieldfill.diffusion.loss import matching_losses
 from fieldfill.errors import InputError
-from fieldfill.estimators.gaussian.estimator import Gaussian
-from fieldfill.estimators.gaussian.field import red_factor
 
 __all__ = ["measure", "slope"]
 
@@ -31,8 +29,7 @@ def measure(config: Settings, cells: int, batch: int, repeats: int = 3, longest:
     except InputError as error:
         raise Unavailable(str(error)) from error
     for source in denoiser.chain.sources:
-        if isinstance(source, Gaussian):
-            source.field.set_covariance(red_factor(source.field))
+        source.rehearse()
     x = torch.randn(batch, 1, config.window, cells, cells, generator=generator)
     observed = torch.rand(x.shape, generator=generator) < 0.6
     context = observed & (torch.rand(x.shape, generator=generator) < 0.7)

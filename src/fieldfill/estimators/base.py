@@ -207,6 +207,14 @@ class Estimator(nn.Module, abc.ABC):
     def set_effort(self, effort: float) -> None:
         """Multiplies the iterations of a solver, for estimators that have one."""
 
+    @property
+    def iterations(self) -> int:
+        """Iterations of a solver in an answer of a fill with the effort 1; 0 for estimators without one."""
+        return 0
+
+    def rehearse(self) -> None:
+        """Puts typical values in the place of what is not learnt yet, so that answers take the time they will take."""
+
 
 class Source(Estimator):
     """Answers from the observations alone."""

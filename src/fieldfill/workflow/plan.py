@@ -12,8 +12,6 @@ from fieldfill.config import Settings, build_denoiser
 from fieldfill.data.crops import Crops
 from fieldfill.diffusion.denoiser import Denoiser
 from fieldfill.diffusion.loss import matching_losses
-from fieldfill.estimators.gaussian.estimator import Gaussian
-from fieldfill.estimators.gaussian.field import red_factor
 from fieldfill.execution.threads import fastest_threads, using_threads
 
 __all__ = ["Plan", "make_plan"]
@@ -26,7 +24,7 @@ JUDGEMENTS, JUDGED_CELLS = 30, 2**18
 CHOICE_CROPS, CHOICE_PASSES = 6, 31
 # Share of a step with its backward pass that a forward pass takes.
 FORWARD = 0.35
-# Conjugate-gradient steps of the two solutions that are timed.
+# Iterations of the two solutions that are timed.
 FEW_STEPS, MORE_STEPS = 2, 6
 # Bytes: of Python and its packages, of each value of a record in memory, of each cell that is worked on together.
 BASE_BYTES = 400 * 2**20
@@ -104,8 +102,7 @@ def make_plan(crops: Crops, settings: Settings, seed: int, threads: int | None) 
     """Times a first estimate and a step of the network on one crop, after choosing the number of threads."""
     denoiser = build_denoiser(settings, crops.shape, crops.record.shape[1], crops.periodic, seed)
     for source in denoiser.chain.sources:
-        if isinstance(source, Gaussian):
-            source.field.set_covariance(red_factor(source.field))
+        source.rehearse()
     estimate, step = _works(denoiser, crops)
 
     def both() -> None:
@@ -117,23 +114,23 @@ def make_plan(crops: Crops, settings: Settings, seed: int, threads: int | None) 
     with using_threads(chosen):
         few, more = (_seconds(partial(estimate, steps)) for steps in (FEW_STEPS, MORE_STEPS))
         trained = _seconds(step)
-    more = few + max(0.0, more - few) * (settings.solver_steps - FEW_STEPS) / (MORE_STEPS - FEW_STEPS)
-    return Plan(crops, settings, chosen, more, trained)
+    steps = max([FEW_STEPS, *(source.iterations for source in denoiser.chain.sources)])
+    whole = few + max(0.0, more - few) * (steps - FEW_STEPS) / (MORE_STEPS - FEW_STEPS)
+    return Plan(crops, settings, chosen, whole, trained)
 
 
 def _works(denoiser: Denoiser, crops: Crops) -> tuple[Callable[[int], None], Callable[[], None]]:
-    """A first estimate of one crop with so many solver steps, and a step of the network on it."""
+    """A first estimate of one crop with so many iterations, and a step of the network on it."""
     place = max(crops.held.places or (crops.place(0),), key=lambda place: int(crops.visible(place)[1].sum()))
     batch = crops.training([place])
     maps = batch.x.new_zeros(1, 0, *crops.shape[1:])
     t = torch.full((1,), denoiser.schedule.delta)
     x, observed = batch.x, batch.observed
 
-    def estimate(steps: int) -> None:
+    def estimate(iterations: int) -> None:
         denoiser.eval()
         for source in denoiser.chain.sources:
-            if isinstance(source, Gaussian):
-                source.field.steps = steps
+            source.set_effort(iterations / max(1, source.iterations))
         denoiser.first(t, x, observed, maps)
 
     first = denoiser.first(t, x, observed, maps)

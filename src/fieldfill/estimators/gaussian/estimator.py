@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fieldfill.estimators.base import Claim, Given, Law, Lesson, Source
-from fieldfill.estimators.gaussian.field import GaussianLaw, LearntField
+from fieldfill.estimators.gaussian.field import GaussianLaw, LearntField, red_factor
 from fieldfill.estimators.gaussian.learning import GaussianSettings, learn_covariance
 from fieldfill.estimators.gaussian.pairs import enlarged
 
@@ -41,6 +41,13 @@ class Gaussian(Source):
 
     def set_effort(self, effort: float) -> None:
         self.field.effort.fill_(effort)
+
+    @property
+    def iterations(self) -> int:
+        return self.field.steps
+
+    def rehearse(self) -> None:
+        self.field.set_covariance(red_factor(self.field))
 
     def on_grid(self, grid: tuple[int, int], periodic: tuple[bool, bool]) -> Law:
         return GaussianLaw(enlarged(self.field, grid, periodic))
