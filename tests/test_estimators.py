@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conftest import QUICK, crops_of, draw, gappy_dataset, given_of, lesson_of, seeded
-from fieldfill.config import ESTIMATORS, NEEDED, Settings, Shape, build_chain, build_denoiser
+from fieldfill.config import ESTIMATORS, NEEDED, CropShape, Settings, build_chain, build_denoiser
 from fieldfill.data.crops import Crops
 from fieldfill.estimators.base import Correction, Given
 from fieldfill.estimators.chain import Chain
@@ -23,7 +23,7 @@ from fieldfill.simulate.gaussian_field import GaussianField
 FRAMES, GRID, PERIODIC = 5, (9, 12), (False, True)
 SHAPE = (2, FRAMES, *GRID)
 MAPS = draw(2, *GRID, seed=7)
-SMALL = Shape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), settings=QUICK)
+SMALL = CropShape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), settings=QUICK)
 CORRECTIONS = [name for name, make in ESTIMATORS.items() if isinstance(make(SMALL), Correction)]
 
 

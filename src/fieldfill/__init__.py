@@ -42,6 +42,7 @@ __all__ = [
     "versions",
 ]
 
+# Where the public names live; a new one needs a line here and one in `__all__`.
 _HOMES = {
     "Settings": "config",
     "Filler": "api",

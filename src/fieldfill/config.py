@@ -85,6 +85,7 @@ __all__ = [
 ]
 
 
+# Networks by name. To add one, write a module with a `Network` in diffusion/networks/ and add a line here.
 NETWORKS: dict[str, NetworkBuilder] = {
     "refiner": Refiner,
     "unet": FoldedUNet,
@@ -92,12 +93,12 @@ NETWORKS: dict[str, NetworkBuilder] = {
     "karras-unet": partial(SpaceTimeUNet, magnitude_preserving=True),
     "fno": FNO,
 }
-# Networks that fold patches of cells into channels.
+# Networks that fold patches of cells into channels: add the name here if the constructor takes ``patch``.
 PATCHED = ("refiner", "unet")
 
 
 @dataclass(frozen=True)
-class Shape:
+class CropShape:
     """What an estimator is built for: C, T, H, W of a crop, periodic axes, number of maps, and the settings."""
 
     variables: int
@@ -114,7 +115,9 @@ class Shape:
         return LearntField(self.variables, self.frames, self.grid, self.periodic, steps=steps)
 
 
-ESTIMATORS: dict[str, Callable[[Shape], Estimator]] = {
+# Estimators by name, each with how it is built for crops of a `CropShape`. To add one, write a module with a `Source`
+# or a `Correction` in estimators/ and add a line here; the docs have a tutorial.
+ESTIMATORS: dict[str, Callable[[CropShape], Estimator]] = {
     "climatology": lambda shape: Climatology(),
     "pull-push": lambda shape: PullPush(),
     "gaussian": lambda shape: Gaussian(shape.field, shape.settings.gaussian),
@@ -125,9 +128,9 @@ ESTIMATORS: dict[str, Callable[[Shape], Estimator]] = {
         shape.variables, shape.maps, shape.periodic, shape.settings.neighbourhood
     ),
 }
-# Estimators that refine the field of another one, which must come before them.
+# Estimators that refine the field of another one, which must come before them: add the name here if yours does.
 NEEDED = {"drift": "gaussian", "waves": "gaussian"}
-# Estimators that compare frames and are left out of crops of a single one.
+# Estimators that compare frames and are left out of crops of a single frame: add the name here if yours does.
 OF_SEQUENCES = ("motion",)
 
 
@@ -269,7 +272,7 @@ def build_chain(
 ) -> Chain:
     """The estimators of ``settings`` for crops of (frames, rows, columns) with so many maps, before they learn."""
     frames, rows, columns = crop
-    shape = Shape(variables, frames, (rows, columns), periodic, maps, settings)
+    shape = CropShape(variables, frames, (rows, columns), periodic, maps, settings)
     names = [name for name in settings.estimators if frames > 1 or name not in OF_SEQUENCES]
     return Chain([ESTIMATORS[name](shape) for name in names], settings.chain)
 
@@ -285,6 +288,8 @@ def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Parti
     return partition if varying.all() else WithSideInputs(partition, varying)
 
 
+# Partitions by name, each with how it is built from a bank of masks and the share of the context. To add one, write
+# its class in partition/ and add a line here. Partitions whose name takes an argument are built by `_partition` instead.
 PARTITIONS: dict[str, Callable[[Tensor, tuple[float, float]], Partition]] = {
     "swap": lambda bank, keep: MaskSwap(bank, keep=keep),
     "pixel": lambda bank, keep: PixelPartition(context=keep),
@@ -327,6 +332,8 @@ def candidate_partitions(bank: Tensor, keep: tuple[float, float]) -> dict[str, P
     return {name: build_partition(name, bank, keep) for name in names}
 
 
+# Models of gaps by name, each with how it is built for a share of observed cells on a grid (rows, columns). To add one,
+# write its class in masks/ and add a line here; the docs have a tutorial.
 MASKS: dict[str, Callable[[float, tuple[int, int]], MaskModel]] = {
     "pixel": lambda observed, grid: PixelMask(observed),
     "pixel-moving": lambda observed, grid: PixelMask(observed, static=False),
@@ -351,6 +358,8 @@ def build_mask(name: str, observed: float, grid: tuple[int, int]) -> MaskModel:
     return MASKS[_known("mask pattern", name, MASKS)](observed, grid)
 
 
+# Simulators by name. To add one, write a module in simulate/ with a class that takes ``size`` and ``frames`` and has
+# the methods of `Simulator`, and add a line here.
 SIMULATORS: dict[str, Callable[..., Simulator]] = {
     "advection": Advection,
     "shallow-water": ShallowWater,

@@ -7,6 +7,7 @@ from torch import Generator
 
 __all__ = ["place_stream", "position_stream", "stream"]
 
+# Stages with random choices of their own. A new one goes to the end: its place in this list is part of its seed.
 STREAMS = ("hold-out", "bank", "audit", "choice", "fill", "covariance", "independence", "climatology")
 
 

@@ -238,6 +238,7 @@ def _speed(scale: Scale) -> list[Job]:
     return jobs
 
 
+# Every bench with the function that lists its jobs; a new one is a line here.
 _LIST = [
     Bench("main", "pixel gaps: Navier–Stokes, ERA5", _all_methods("main", (*NS, *_named("era5-pixel")))),
     Bench(

@@ -77,6 +77,7 @@ def _case(data: str, pattern: str, observed: float, record: bool = False) -> Cas
     return Case(f"{data}-{kind}{pattern}{share}", data, pattern, observed, record)
 
 
+# Every case: data, gaps and share of observed cells; a new one is a line here.
 _ALL = [
     *(_case("navier-stokes", "pixel", share) for share in (0.8, 0.6, 0.2)),
     *(_case("era5", "pixel", share) for share in (0.2, 0.1, 0.01)),
@@ -147,6 +148,7 @@ class Scale:
 UNET = {"network": "unet", "base": 48, "levels": 3, "patch": 2}
 DATA = ("advection", "shallow-water", "navier-stokes", "gaussian", "era5")
 
+# How large each scale is.
 _SCALES = [
     Scale(
         "smoke",

@@ -324,6 +324,7 @@ def _growth(found: Summary) -> Finding:
     return _over(out)
 
 
+# Every statement that the rows are checked against: its source, its text, and a function of the rows.
 CLAIMS = [
     Claim("paper", "its method is the best of its table in every column", _paper_best),
     Claim("paper", "the wrong partition is worse than the right one in every block column", _wrong_partition),

@@ -28,6 +28,7 @@ class Figure:
     title: str
 
 
+# Every figure: its name, its case, the methods beside the truth, and its title.
 FIGURES = [
     Figure("shallow-water", "shallow-water-pixel30", ("navier_stokes", "paper", "fieldfill"), "shallow water, 30 %"),
     Figure("advection", "advection-pixel30", ("navier_stokes", "paper", "fieldfill"), "advection, 30 %"),

@@ -44,6 +44,7 @@ __all__ = [
 
 # The best of several inpaintings would repeat one of their rows, and the optimum learns nothing from the data.
 CLASSICAL = tuple(name for name in baselines.BASELINES if name not in ("inpainting", "optimum"))
+# Learnt methods; `learnt` builds each of them.
 LEARNT = ("missdiff", "missdiff_noise", "ambientdiff", "paper", "paper_wrong_partition", "fieldfill")
 METHODS = (*CLASSICAL, *LEARNT, "optimum")
 # Methods that need several frames.

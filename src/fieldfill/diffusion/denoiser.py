@@ -70,6 +70,7 @@ class Prediction:
 
 # No floor under alpha_t: it is 0.0066 at t = 1, so the division is exact, but there noise prediction multiplies the
 # network's error by 150. Samplers lose nothing (alpha_t multiplies it back); a fill happens at t = delta, alpha_t = 1.
+# What a network may predict, by name. Another choice needs a line here with both directions of its conversion.
 PREDICTIONS: dict[str, Prediction] = {
     "data": Prediction(
         target=lambda x_0, noise, alpha_t, sigma_t: x_0,

@@ -15,6 +15,7 @@ from fieldfill.errors import InputError
 
 __all__ = ["GRIDS", "PowerTime", "VPSchedule"]
 
+# Grids of times; `VPSchedule.times` makes them.
 GRIDS = ("time", "snr")
 
 

@@ -37,6 +37,8 @@ __all__ = [
 
 Array = NDArray[Any]
 
+# Scores of a fill, of a fill with members, in the order of tables. Another one is a name here; `score_sums` or
+# `score_means` computes it.
 SCORES = ("mse", "rmse", "mae", "bias", "mse_all", "crps", "coverage50", "coverage90", "spread_skill", "n")
 ENSEMBLE_SCORES = ("crps_ensemble", "spread_skill_ensemble", "rank_flatness")
 # Probabilities of the central intervals whose coverage is scored.

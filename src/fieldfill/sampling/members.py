@@ -31,6 +31,7 @@ from fieldfill.seeds import place_stream
 
 __all__ = ["SAMPLERS", "Sampling", "Walk", "draw_members", "missing_cells"]
 
+# Samplers of realisations; another one is a name here and a case of `draw_members`.
 SAMPLERS = ("conditional", "exact", "weighted")
 
 Guide = Callable[[Tensor, Tensor], Tensor]  # (x (B, C, T, H, W), missing, broadcastable) → x corrected where missing

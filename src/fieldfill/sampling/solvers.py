@@ -40,6 +40,7 @@ __all__ = ["WEIGHTINGS", "Exact", "Expectation", "Solver", "Weighted", "conditio
 
 Expectation = Callable[[Tensor, Tensor], Tensor]  # (t (), x_t (B, ...)) → estimate of x_0, observed values in place
 
+# Weight omega(t) in the mixture of the weighted sampler, by name; another one is a line here.
 WEIGHTINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": torch.zeros_like,
     "linear": lambda t: t,

@@ -159,6 +159,7 @@ class TemporalConvolution(nn.Module):
         return self.linear(torch.cat([padded[:, lag : lag + frames] for lag in range(3)], dim=2))
 
 
+# Layers along time by name: another one takes (channels, frames, kit), maps (N, T, C) to itself, and gets a line here.
 TEMPORAL: dict[str, Callable[[int, int, Kit], nn.Module]] = {
     "attention": TemporalAttention,
     "convolution": TemporalConvolution,
