@@ -51,7 +51,7 @@ from fieldfill.partition.exposure import compare
 from fieldfill.presets import PRESETS, preset
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
 from fieldfill.simulate.store import Simulator, write
-from fieldfill.workflow.opening import Source, open_crops
+from fieldfill.workflow.opening import DataSource, open_crops
 
 # Simulator, samples, limit in seconds on two cores; None where only memory is limited.
 SIMULATORS: dict[str, tuple[Simulator, int, float | None]] = {
@@ -221,7 +221,7 @@ def training_step(seed: int) -> dict[str, Any]:
     seconds = {}
     for side in GRIDS:
         settings = preset("fast", crop=GRIDS[0])
-        crops = open_crops(Source(regional_sea(STEP_FRAMES, side, side, seed)[0]), settings, seed)
+        crops = open_crops(DataSource(regional_sea(STEP_FRAMES, side, side, seed)[0]), settings, seed)
         denoiser = build_denoiser(settings, crops.shape, 1, crops.periodic, seed)
         for source in denoiser.chain.sources:
             if isinstance(source, Gaussian):

@@ -152,7 +152,7 @@ def test_several_processes_fill_several_crops_like_one(grid: str, request, monke
     filler, some = replace(case.filler), case.ds.isel(time=slice(0, 2))
     filler.model_ = replace(case.filler.model_, ensemble=Ensemble(2))
     alone = filler.fill(some)
-    monkeypatch.setattr("fieldfill.execution.blocks.BATCH", 5)
+    monkeypatch.setattr("fieldfill.execution.processes.BATCH", 5)
     shared = filler.fill(some, workers=2)
     assert shared.z_flag.identical(alone.z_flag)
     gaps = alone.z_std.values > 0

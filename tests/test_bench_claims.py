@@ -61,7 +61,7 @@ def made_up(errors: dict[tuple[str, str, str], float], seed: int = 0) -> Summary
 
 def finding_of(words: str, found: Summary) -> Finding:
     """What is found of the first statement with these words."""
-    return next(finding for claim, finding in check_claims(found) if words in claim.statement)
+    return next(finding for claim, finding in check_claims(found) if words in claim.text)
 
 
 def as_published() -> dict[tuple[str, str, str], float]:
@@ -113,7 +113,7 @@ def test_ratios_to_the_best_classical_row_stand_beside_those_of_the_paper() -> N
     for entry in table:
         for reference in REFERENCES:
             assert entry[reference] == pytest.approx(entry[f"paper_{reference}"])
-    verdicts = {claim.statement: finding.verdict for claim, finding in check_claims(made_up(errors))}
+    verdicts = {claim.text: finding.verdict for claim, finding in check_claims(made_up(errors))}
     judged = [verdict for words, verdict in verdicts.items() if "paper's ratio in 80" in words]
     assert len(judged) == 2 and set(judged) == {HOLDS}
 
@@ -138,7 +138,7 @@ def test_ratios_may_be_larger_than_the_paper_s_in_three_columns_of_fifteen(words
     for number, (bench, case) in enumerate(columns):
         errors[bench, case, "fieldfill"] = errors[bench, case, "paper"] * (1.1 if number < 3 else 0.9)
     for verdict in (HOLDS, FAILS):
-        found = [finding for claim, finding in check_claims(made_up(errors)) if words in claim.statement]
+        found = [finding for claim, finding in check_claims(made_up(errors)) if words in claim.text]
         assert found and all(finding.verdict == verdict for finding in found)
         errors[(*columns[3], "fieldfill")] *= 2
 

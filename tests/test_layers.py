@@ -59,7 +59,7 @@ NO_TORCH = (
     "data/outputs",
     "data/writer",
 )
-NO_XARRAY = ("diffusion", "estimators", "masks/model", "masks/fixed", "masks/moving", "partition", "sampling")
+NO_XARRAY = ("diffusion", "estimators", "masks/mask_model", "masks/fixed", "masks/moving", "partition", "sampling")
 
 
 def name_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.estimators.pull_push import Interpolation
-from fieldfill.sampling.guidance import Guidance, choose_weight, in_units
+from fieldfill.sampling.guidance import Guidance, choose_weight, unitless_residual
 from fieldfill.sampling.solvers import Solver
 from fieldfill.simulate import Advection, ShallowWater
 from fieldfill.simulate.store import write
@@ -41,7 +41,7 @@ def row_rms(residual: Tensor) -> Tensor:
 @pytest.mark.parametrize("simulator", [WATER, WIND], ids=["shallow water", "advection"])
 def test_guidance_lowers_the_residual_and_not_at_the_price_of_the_error(simulator) -> None:
     truth, observed, guess, normaliser, parameters = case(simulator)
-    residual = in_units(simulator.residual, normaliser, parameters)
+    residual = unitless_residual(simulator.residual, normaliser, parameters)
     guided = Guidance(residual, weight=0.3)(guess, ~observed)
     assert (row_rms(residual(guided)) < 0.7 * row_rms(residual(guess))).all()
     before, after = ((field - truth)[~observed].square().mean() for field in (guess, guided))
@@ -51,7 +51,7 @@ def test_guidance_lowers_the_residual_and_not_at_the_price_of_the_error(simulato
 
 def test_a_velocity_can_be_freed_of_divergence() -> None:
     _, observed, guess, normaliser, _ = case(WATER)
-    residual = in_units(WATER.divergence, normaliser)
+    residual = unitless_residual(WATER.divergence, normaliser)
     assert residual(guess).shape == (6, 1, 6, 12, 12)
     guided = Guidance(residual, weight=1.0)(guess, ~observed)
     assert (row_rms(residual(guided)) < 0.5 * row_rms(residual(guess))).all()
@@ -63,24 +63,27 @@ def test_the_residual_of_unitless_fields_is_that_of_the_fields() -> None:
     spread = np.random.default_rng(0).uniform(0.5, 2, (3, 12, 12))
     for normaliser in (Normaliser(np.arange(3.0), np.full(3, 0.3)), Normaliser(0.1 * spread, spread)):
         unitless = normaliser.to_tensor(fields.numpy())
-        found, wanted = in_units(WATER.residual, normaliser, parameters)(unitless), WATER.residual(fields, parameters)
+        found, wanted = (
+            unitless_residual(WATER.residual, normaliser, parameters)(unitless),
+            WATER.residual(fields, parameters),
+        )
         noise = WATER.residual(fields + 1e-5 * torch.randn(fields.shape, generator=Generator()), parameters)
         assert (found - wanted).square().mean() < 4 * (noise - wanted).square().mean()
 
 
 def test_units_of_the_residual_and_neighbours_in_the_batch_do_not_matter() -> None:
     _, observed, guess, normaliser, parameters = case(WATER)
-    residual = in_units(WATER.residual, normaliser, parameters)
+    residual = unitless_residual(WATER.residual, normaliser, parameters)
     units = torch.tensor([1.0, 1e3, 1e-4]).view(3, 1, 1, 1)
     first = Guidance(residual, 0.3, 30)(guess, ~observed)
     assert torch.allclose(first, Guidance(lambda x: residual(x) * units, 0.3, 30)(guess, ~observed), atol=1e-5)
-    own = in_units(WATER.residual, normaliser, {name: value[2:3] for name, value in parameters.items()})
+    own = unitless_residual(WATER.residual, normaliser, {name: value[2:3] for name, value in parameters.items()})
     assert torch.allclose(first[2:3], Guidance(own, 0.3, 30)(guess[2:3], ~observed[2:3]), atol=1e-5)
 
 
 def test_no_weight_changes_nothing_and_more_steps_go_further() -> None:
     _, observed, guess, normaliser, parameters = case(WATER)
-    residual = in_units(WATER.residual, normaliser, parameters)
+    residual = unitless_residual(WATER.residual, normaliser, parameters)
     assert torch.equal(Guidance(residual, 0.0)(guess, ~observed), guess)
     left = [row_rms(residual(Guidance(residual, 0.3, steps)(guess, ~observed))).sum().item() for steps in (1, 5, 25)]
     assert left == sorted(left, reverse=True)

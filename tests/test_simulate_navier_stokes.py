@@ -8,8 +8,8 @@ from torch import Tensor
 
 from conftest import double, seeded
 from fieldfill.errors import InputError
-from fieldfill.simulate.diagnostics import simpson_integral, spectrum
-from fieldfill.simulate.navier_stokes import NavierStokes, divergence, energy_spectrum, velocity
+from fieldfill.simulate.diagnostics import shell_spectrum, simpson_integral
+from fieldfill.simulate.navier_stokes import NavierStokes, divergence, kinetic_energy_spectrum, velocity
 
 
 def grid(size: int) -> tuple[Tensor, Tensor]:
@@ -126,12 +126,12 @@ def test_the_velocity_has_no_divergence_and_the_given_curl() -> None:
 
 def test_first_velocity_is_one_and_its_energy_peaks_where_asked() -> None:
     omega = NavierStokes(resolution=64).random_vorticity(torch.full((200,), 6.0).double(), seeded())
-    energy = energy_spectrum(omega)[:, 0]
+    energy = kinetic_energy_spectrum(omega)[:, 0]
     torch.testing.assert_close(energy.sum(-1), torch.full((200,), 0.5).double())
     # a lone cell has equal power in every mode: its spectrum counts the modes of each shell
     lone = torch.zeros(64, 64, dtype=torch.float64)
     lone[0, 0] = 1
-    density = (energy.mean(0) / spectrum(lone))[1:20]
+    density = (energy.mean(0) / shell_spectrum(lone))[1:20]
     k = torch.arange(1, 20).double()
     expected = 1 / (3 + (k / 6) ** 4)
     torch.testing.assert_close(density / density.sum(), expected / expected.sum(), rtol=0.15, atol=0)
@@ -140,9 +140,9 @@ def test_first_velocity_is_one_and_its_energy_peaks_where_asked() -> None:
 @pytest.mark.parametrize("size", [15, 16])
 def test_the_spectrum_sums_to_the_mean_square_and_finds_a_wave(size: int) -> None:
     noise = torch.randn(3, size, size, generator=seeded(), dtype=torch.float64)
-    torch.testing.assert_close(spectrum(noise).sum(-1), noise.square().mean(dim=(-2, -1)))
+    torch.testing.assert_close(shell_spectrum(noise).sum(-1), noise.square().mean(dim=(-2, -1)))
     y, x = grid(size)
-    wave = spectrum(torch.cos(3 * x + 4 * y))
+    wave = shell_spectrum(torch.cos(3 * x + 4 * y))
     assert wave[5].item() == pytest.approx(0.5) and wave.sum().item() == pytest.approx(0.5)
 
 

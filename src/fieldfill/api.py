@@ -28,7 +28,7 @@ from fieldfill.workflow.checkpoint import RunFolder
 from fieldfill.workflow.filling import PARTS, FillRequest, fill_data
 from fieldfill.workflow.fitting import fit_model
 from fieldfill.workflow.model import Model
-from fieldfill.workflow.opening import DomainLike, Source, open_crops
+from fieldfill.workflow.opening import DataSource, DomainLike, open_crops
 
 __all__ = ["Filler", "added_bytes", "budget_of", "check", "hide", "load", "physical_scores"]
 
@@ -121,7 +121,7 @@ class Filler(Method):
         """
         keep_freed_memory()
         folder = None if checkpoint is None else RunFolder(checkpoint)
-        source = Source(ds, self.variables, self.dims, self.domain, self.sel, self.each)
+        source = DataSource(ds, self.variables, self.dims, self.domain, self.sel, self.each)
         self.model_ = fit_model(source, self.resolved_settings(), self.seed, join(), folder, resume, report, threads)
         return self
 
@@ -251,7 +251,7 @@ def check(
         window=window, partition=partition, settings=settings, log=tuple(log), inputs=tuple(inputs), variables=names
     )
     chosen = filler.resolved_settings()
-    return check_crops(open_crops(Source(ds, names, dims, domain, sel, each), chosen, seed), chosen, seed)
+    return check_crops(open_crops(DataSource(ds, names, dims, domain, sel, each), chosen, seed), chosen, seed)
 
 
 def hide(

@@ -30,7 +30,7 @@ from fieldfill.diffusion.training import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.estimators.base import Estimator
 from fieldfill.estimators.chain import Chain, ChainSettings
-from fieldfill.estimators.climatology import Climatology, ClimatologySettings
+from fieldfill.estimators.climatology import ClimatologySettings, ZeroAnomaly
 from fieldfill.estimators.drift import Drift, DriftSettings
 from fieldfill.estimators.gaussian.estimator import Gaussian
 from fieldfill.estimators.gaussian.field import LearntField
@@ -118,7 +118,7 @@ class CropShape:
 # Estimators by name, each with how it is built for crops of a `CropShape`. To add one, write a module with a `Source`
 # or a `Correction` in estimators/ and add a line here; the docs have a tutorial.
 ESTIMATORS: dict[str, Callable[[CropShape], Estimator]] = {
-    "climatology": lambda shape: Climatology(),
+    "climatology": lambda shape: ZeroAnomaly(),
     "pull-push": lambda shape: PullPush(),
     "gaussian": lambda shape: Gaussian(shape.field, shape.settings.gaussian),
     "drift": lambda shape: Drift(shape.field, shape.settings.drift, shape.settings.gaussian),
@@ -262,7 +262,7 @@ def build_denoiser(
             **patch,
         )
     schedule = VPSchedule()
-    scaled = bool(set(settings.estimators) - {Climatology.name}) and settings.prediction == "data"
+    scaled = bool(set(settings.estimators) - {ZeroAnomaly.name}) and settings.prediction == "data"
     scales = Scales(variables, schedule.log_snr(schedule.times(LEVELS, "snr")).float()) if scaled else None
     return Denoiser(network, schedule, chain, settings.prediction, settings.spread, scales)
 
@@ -289,7 +289,7 @@ def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Parti
 
 
 # Partitions by name, each with how it is built from a bank of masks and the share of the context. To add one, write
-# its class in partition/ and add a line here. Partitions whose name takes an argument are built by `_partition` instead.
+# its class in partition/ and add a line here. `_partition` builds those whose name takes an argument.
 PARTITIONS: dict[str, Callable[[Tensor, tuple[float, float]], Partition]] = {
     "swap": lambda bank, keep: MaskSwap(bank, keep=keep),
     "pixel": lambda bank, keep: PixelPartition(context=keep),

@@ -31,7 +31,7 @@ from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.climatology import learn_normaliser
 from fieldfill.estimators.gaussian.estimator import Gaussian
 from fieldfill.estimators.gaussian.field import LearntField
-from fieldfill.execution.blocks import filled_frames
+from fieldfill.execution.processes import filled_frames
 from fieldfill.partition import AllObserved
 from fieldfill.seeds import stream
 

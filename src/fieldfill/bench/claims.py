@@ -16,7 +16,7 @@ from fieldfill.bench.methods import CLASSICAL, LEARNT, METHODS
 from fieldfill.bench.result_tables import WITH_CLASSICAL, growth
 from fieldfill.bench.summary import AS_PRINTED, COLUMNS, COVERAGE, CRPS, ERROR, Summary
 
-__all__ = ["CLAIMS", "REFERENCES", "Claim", "Finding", "check_claims", "ratio_table"]
+__all__ = ["CLAIMS", "REFERENCES", "Finding", "Statement", "check_claims", "ratio_table"]
 
 # Verdicts.
 HOLDS = "holds"
@@ -60,11 +60,11 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Statement:
     """A statement, who makes it and how it is checked."""
 
     source: str
-    statement: str
+    text: str
     check: Callable[[Summary], Finding]
 
 
@@ -326,60 +326,64 @@ def _growth(found: Summary) -> Finding:
 
 # Every statement that the rows are checked against: its source, its text, and a function of the rows.
 CLAIMS = [
-    Claim("paper", "its method is the best of its table in every column", _paper_best),
-    Claim("paper", "the wrong partition is worse than the right one in every block column", _wrong_partition),
-    Claim(
+    Statement("paper", "its method is the best of its table in every column", _paper_best),
+    Statement("paper", "the wrong partition is worse than the right one in every block column", _wrong_partition),
+    Statement(
         "paper",
         "MissDiff leaves the inside of missing blocks of Navier–Stokes no better than climatology",
         _empty_blocks(0.95),
     ),
-    Claim("paper", "contexts of 50 to 90 % are better than all observed cells as context and query", _ratios),
-    Claim("paper", "the error falls with the number of contexts as a + b / K", _ensemble),
-    Claim("paper", "all observations as the context are worse than the mean over contexts", _context("paper")),
-    Claim("ours", "the same with contexts of mixed sizes in training", _context("fieldfill")),
-    Claim("paper", "a model used at another density errs at most twice as much as the matched one", _density(2.0)),
-    Claim(
+    Statement("paper", "contexts of 50 to 90 % are better than all observed cells as context and query", _ratios),
+    Statement("paper", "the error falls with the number of contexts as a + b / K", _ensemble),
+    Statement("paper", "all observations as the context are worse than the mean over contexts", _context("paper")),
+    Statement("ours", "the same with contexts of mixed sizes in training", _context("fieldfill")),
+    Statement("paper", "a model used at another density errs at most twice as much as the matched one", _density(2.0)),
+    Statement(
         "paper", "U-Net and FNO are comparable (within a factor of 2) on shallow water and advection", _backbone(2.0)
     ),
-    Claim("ours", "networks of one backbone made as many steps in their minutes, within 20 %", _one_pace(1.2)),
-    Claim("ours", "fieldfill is best in every block column", _ours_best(("block",), 1.0)),
-    Claim("ours", "fieldfill is best in at least 80 % of all columns", _ours_best(COLUMNS, 0.8)),
-    Claim("ours", "fieldfill is never behind the paper's method by more than the seed spread", _never_behind),
-    Claim("ours", "fieldfill / best classical is no larger than the paper's ratio in 80 %", _no_larger("classical")),
-    Claim(
+    Statement("ours", "networks of one backbone made as many steps in their minutes, within 20 %", _one_pace(1.2)),
+    Statement("ours", "fieldfill is best in every block column", _ours_best(("block",), 1.0)),
+    Statement("ours", "fieldfill is best in at least 80 % of all columns", _ours_best(COLUMNS, 0.8)),
+    Statement("ours", "fieldfill is never behind the paper's method by more than the seed spread", _never_behind),
+    Statement(
+        "ours", "fieldfill / best classical is no larger than the paper's ratio in 80 %", _no_larger("classical")
+    ),
+    Statement(
         "ours",
         "fieldfill / best of the paper's classical methods is no larger than its ratio in 80 %",
         _no_larger("published_classical"),
     ),
-    Claim("ours", "fieldfill / MissDiff is no larger than the paper's ratio in 80 %", _no_larger("missdiff")),
-    Claim(
+    Statement("ours", "fieldfill / MissDiff is no larger than the paper's ratio in 80 %", _no_larger("missdiff")),
+    Statement(
         "ours",
         "the same in the quantities that the paper prints, against the best of its classical methods",
         _no_larger("printed_classical"),
     ),
-    Claim(
+    Statement(
         "ours",
         "the same in the quantities that the paper prints, against MissDiff",
         _no_larger("printed_missdiff"),
     ),
-    Claim(
+    Statement(
         "ours",
         "the continuous ranked probability score of fieldfill is the least in every column",
         _ours_best(WITH_CLASSICAL, 1.0, CRPS),
     ),
-    Claim(
+    Statement(
         "ours",
         "the 90 % intervals of fieldfill hold 87 to 93 % of the truth in 80 % of the columns",
         _coverage(0.9, 0.03),
     ),
-    Claim("ours", "fieldfill is within 1.5 × the optimum on Gaussian clouds", _near_optimum("fieldfill", 1.5)),
-    Claim("ours", "the Gaussian mean alone is within 1.35 × the optimum", _near_optimum("gaussian_mean", 1.35)),
-    Claim("ours", "a training step is 10 × (8 frames) and 40 × (50) cheaper than the paper-shaped network's", _cheaper),
-    Claim("ours", "at equal time at most half the error of the paper-shaped network", _equal_time),
-    Claim("ours", "time per step and per fill grows with cells by a slope of at most 1.1", _growth),
+    Statement("ours", "fieldfill is within 1.5 × the optimum on Gaussian clouds", _near_optimum("fieldfill", 1.5)),
+    Statement("ours", "the Gaussian mean alone is within 1.35 × the optimum", _near_optimum("gaussian_mean", 1.35)),
+    Statement(
+        "ours", "a training step is 10 × (8 frames) and 40 × (50) cheaper than the paper-shaped network's", _cheaper
+    ),
+    Statement("ours", "at equal time at most half the error of the paper-shaped network", _equal_time),
+    Statement("ours", "time per step and per fill grows with cells by a slope of at most 1.1", _growth),
 ]
 
 
-def check_claims(found: Summary) -> list[tuple[Claim, Finding]]:
+def check_claims(found: Summary) -> list[tuple[Statement, Finding]]:
     """Every statement and its verdict."""
     return [(claim, claim.check(found)) for claim in CLAIMS]

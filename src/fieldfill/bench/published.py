@@ -26,24 +26,24 @@ __all__ = [
 ]
 
 # Tables of the paper: case → row → value.
-Table = dict[str, dict[str, float]]
+PrintedTable = dict[str, dict[str, float]]
 
 _FIGURES = json.loads(files("fieldfill.bench").joinpath("published.json").read_text(encoding="utf-8"))
 
 # Methods.
-MAIN: Table = _FIGURES["main"]
+MAIN: PrintedTable = _FIGURES["main"]
 # The observations themselves as the context (M), and contexts drawn from them.
-CONTEXT: Table = _FIGURES["context"]
+CONTEXT: PrintedTable = _FIGURES["context"]
 # Per cent observed in the test, by the training case; None where the paper has a dash.
 DENSITY: dict[str, dict[str, float | None]] = _FIGURES["density"]
 # Backbones and methods.
-BACKBONE: Table = _FIGURES["backbone"]
+BACKBONE: PrintedTable = _FIGURES["backbone"]
 # Context ratio / query ratio in per cent.
-RATIOS: Table = _FIGURES["ratios"]
+RATIOS: PrintedTable = _FIGURES["ratios"]
 # Weightings of the multi-step sampler.
-OMEGA: Table = _FIGURES["omega"]
+OMEGA: PrintedTable = _FIGURES["omega"]
 # Numbers of contexts.
-ENSEMBLE: Table = _FIGURES["ensemble"]
+ENSEMBLE: PrintedTable = _FIGURES["ensemble"]
 # Cost of so many contexts, over that of one.
 TIME_RATIO: dict[str, float] = _FIGURES["time_ratio"]
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from fieldfill.bench.benches import BENCHES
-from fieldfill.bench.claims import REFERENCES, Claim, Finding, check_claims, ratio_table
+from fieldfill.bench.claims import REFERENCES, Finding, Statement, check_claims, ratio_table
 from fieldfill.bench.result_tables import WITH_CLASSICAL, Table, make_table, real_table
 from fieldfill.bench.summary import COVERAGE, CRPS, Summary
 from fieldfill.data.kinds import FileKind
@@ -111,15 +111,15 @@ def _budget(budget: dict) -> str:
     return f"{budget['minutes']:g} {'minutes of the whole fit' if budget.get('of') == 'fit' else 'processor minutes'}"
 
 
-def _verdicts(claims: list[tuple[Claim, Finding]]) -> Table:
-    lines = [(claim.statement, claim.source, f"**{finding.verdict}**", finding.count) for claim, finding in claims]
+def _verdicts(claims: list[tuple[Statement, Finding]]) -> Table:
+    lines = [(claim.text, claim.source, f"**{finding.verdict}**", finding.count) for claim, finding in claims]
     legend = "Who makes the statement, whether it holds, in how many columns. The numbers are at the end of this page."
     return Table("Statements of the paper, and ours", legend, ("", "by", "verdict", "columns"), tuple(lines))
 
 
-def _numbers(claims: list[tuple[Claim, Finding]]) -> str:
+def _numbers(claims: list[tuple[Statement, Finding]]) -> str:
     return "\n".join(
-        f"- {claim.statement} ({claim.source}): **{finding.verdict}**. {finding.detail}".rstrip()
+        f"- {claim.text} ({claim.source}): **{finding.verdict}**. {finding.detail}".rstrip()
         for claim, finding in claims
     )
 

@@ -150,7 +150,7 @@ def claims(results: Results = None, as_json: Json = False) -> None:
 
     found = Summary(read(_folder(results, "cpu")))
     checked = [
-        {"source": claim.source, "claim": claim.statement, "verdict": finding.verdict, "detail": finding.detail}
+        {"source": claim.source, "claim": claim.text, "verdict": finding.verdict, "detail": finding.detail}
         for claim, finding in check_claims(found)
     ]
     lines = [

@@ -41,7 +41,7 @@ from fieldfill.estimators.gaussian.learning import GaussianSettings, learn_covar
 from fieldfill.partition import AllObserved
 from fieldfill.stages import Stages
 
-__all__ = ["Climatology", "ClimatologySettings", "learn_normaliser", "least_missed"]
+__all__ = ["ClimatologySettings", "ZeroAnomaly", "learn_normaliser", "least_missed"]
 
 # Alpha and sigma of observations without noise.
 NO_NOISE = (1.0, 0.0)
@@ -91,7 +91,7 @@ class ClimatologySettings:
     most_weight: float = 20.0
 
 
-class Climatology(Source):
+class ZeroAnomaly(Source):
     """Answers every crop by the climatology: 0, because crops hold anomalies from it.
 
     The climatology itself is a normaliser (`learn_normaliser`), which is fitted before anything else: all other

@@ -5,7 +5,7 @@ independently of the field. One alphabet: B samples, C variables, T frames, H ro
 """
 
 from fieldfill.masks.fixed import BlockMask, FrameDropout, PixelMask, SensorMask, VariableDropout, block_labels
-from fieldfill.masks.model import EmpiricalMask, Intersection, MaskModel, Union
+from fieldfill.masks.mask_model import EmpiricalMask, Intersection, MaskModel, Union
 from fieldfill.masks.moving import CloudMask, SwathMask, TrackMask
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
-from fieldfill.masks.model import MaskModel, Shape, check_share, draw_share
+from fieldfill.masks.mask_model import MaskModel, Shape, check_share, draw_share
 
 __all__ = ["BlockMask", "FrameDropout", "PixelMask", "SensorMask", "VariableDropout", "block_labels"]
 

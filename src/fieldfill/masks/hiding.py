@@ -6,7 +6,7 @@ import xarray as xr
 
 from fieldfill.data.record import Record
 from fieldfill.errors import InputError
-from fieldfill.masks.model import MaskModel
+from fieldfill.masks.mask_model import MaskModel
 
 __all__ = ["hide_cells"]
 

@@ -81,7 +81,7 @@ def physical_scores(filled: xr.Dataset, truth: xr.Dataset, simulator: Simulator)
     ``v_spectrum_error`` (band) for each variable ``v``; ``i_error`` and ``i_drift`` for each invariant ``i``;
     ``propagation_mse`` and ``divergence`` with their counterparts ``..._truth``. Each has a ``long_name``.
     """
-    pair = _Pair.of(filled, truth, simulator)
+    pair = _ComparedFields.of(filled, truth, simulator)
     # What is left of a longer simulation is judged by a simulation of just these frames.
     simulator = replace(simulator, frames=pair.frames)  # type: ignore[type-var]
     means: dict[str, np.ndarray] = {}
@@ -98,7 +98,7 @@ def physical_scores(filled: xr.Dataset, truth: xr.Dataset, simulator: Simulator)
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _ComparedFields:
     """Filled and true variables (sample, time, y, x), in the order of the simulator's channels."""
 
     filled: list[xr.DataArray]
@@ -106,7 +106,7 @@ class _Pair:
     parameters: dict[str, Tensor]
 
     @classmethod
-    def of(cls, filled: xr.Dataset, truth: xr.Dataset, simulator: Simulator) -> "_Pair":
+    def of(cls, filled: xr.Dataset, truth: xr.Dataset, simulator: Simulator) -> "_ComparedFields":
         lost = [name for name in simulator.variables if name not in filled]
         if lost:
             raise InputError(

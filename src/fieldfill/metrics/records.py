@@ -62,7 +62,7 @@ def score(filled: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
     True
     """
     names = _variables(filled, variables)
-    pairs = (_Pair.of(filled, truth, name) for name in names)
+    pairs = (_ComparedVariable.of(filled, truth, name) for name in names)
     columns = [score_means(pair.sums()) for pair in pairs]
     out = xr.Dataset({key: ("variable", np.concatenate(found)) for key, found in _kept(columns, SCORES).items()})
     return out.assign_coords(variable=names).assign_attrs(title="scores on missing cells")
@@ -86,7 +86,7 @@ def score_by_distance(
     names = _variables(filled, variables)
     columns = []
     for name in names:
-        pair = _Pair.of(filled, truth, name)
+        pair = _ComparedVariable.of(filled, truth, name)
         distance = distance_to_observation(pair.flag.values == FLAGS["observed"], frame_cells, in_frame, periodic)
         columns.append(score_means(pair.sums(np.digitize(distance, edges, right=True) - 1, len(edges) - 1)))
     kept = _kept(columns, [key for key in SCORES if key != "mse_all"])
@@ -107,7 +107,7 @@ def reliability(
     names = _variables(filled, variables)
     shares = np.full((len(names), len(levels)), np.nan)
     for row, name in zip(shares, names):
-        pair = _Pair.of(filled, truth, name)
+        pair = _ComparedVariable.of(filled, truth, name)
         if pair.std is None:
             continue
         bounds = [pair.bounds(level) for level in levels]
@@ -146,7 +146,7 @@ def _kept(columns: Sequence[dict[str, Array]], keys: Sequence[str]) -> dict[str,
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _ComparedVariable:
     """One variable of a filled record with all that belongs to it, and its truth in the same order."""
 
     value: xr.DataArray
@@ -157,7 +157,7 @@ class _Pair:
     quantiles: xr.DataArray | None
 
     @classmethod
-    def of(cls, filled: xr.Dataset, truth: xr.Dataset, name: str) -> "_Pair":
+    def of(cls, filled: xr.Dataset, truth: xr.Dataset, name: str) -> "_ComparedVariable":
         value = filled[name]
         std, members, quantiles = (companion(filled, name, kind) for kind in ("std", "members", "quantile"))
         flag = companion(filled, name, "flag")

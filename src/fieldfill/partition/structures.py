@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fieldfill.masks.model import check_share, draw_share
+from fieldfill.masks.mask_model import check_share, draw_share
 from fieldfill.partition.protocol import Partition
 
 __all__ = [

@@ -35,7 +35,7 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
-from fieldfill.masks.model import check_share, draw_share
+from fieldfill.masks.mask_model import check_share, draw_share
 from fieldfill.partition.protocol import Partition
 
 __all__ = ["MaskSwap"]

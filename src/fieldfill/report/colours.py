@@ -7,7 +7,7 @@ from fieldfill.errors import MissingPackage
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
 
-__all__ = ["ALARM", "INK", "LAND", "OURS", "PALE", "QUIET", "SECOND", "colour_map", "plain", "plotly_scale"]
+__all__ = ["ALARM", "INK", "LAND", "OURS", "PALE", "QUIET", "SECOND", "colour_map", "plotly_scale", "single_colour"]
 
 INK, QUIET, PALE, LAND, ALARM = "#1d2733", "#96a1ab", "#d5dae0", "#b9bcbf", "#c2255c"
 OURS, SECOND = "#0f4c75", "#d9730d"
@@ -30,6 +30,6 @@ def plotly_scale(quantity: str, stops: int = 33) -> list[tuple[float, str]]:
     return [(place, "rgb({}, {}, {})".format(*(round(255 * part) for part in chosen(place)[:3]))) for place in places]
 
 
-def plain(colour: str) -> list[tuple[float, str]]:
+def single_colour(colour: str) -> list[tuple[float, str]]:
     """A scale of a single colour, for masks."""
     return [(0.0, colour), (1.0, colour)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fieldfill.errors import MissingPackage
-from fieldfill.report.colours import ALARM, INK, LAND, plain, plotly_scale
+from fieldfill.report.colours import ALARM, INK, LAND, plotly_scale, single_colour
 from fieldfill.report.contents import Field, typical_frame
 from fieldfill.report.phrasing import figure_text, in_units
 
@@ -154,7 +154,7 @@ def _mask(field: Field, colour: str, z: np.ndarray | None) -> "Heatmap":
         x=_coordinates(field.grid.x),
         y=_coordinates(field.grid.y),
         z=z,
-        colorscale=plain(colour),
+        colorscale=single_colour(colour),
         showscale=False,
         hoverinfo="skip",
     )

@@ -17,7 +17,7 @@ from fieldfill.data.holdout import hold_out
 from fieldfill.data.record import Record
 from fieldfill.errors import InputError
 from fieldfill.metrics.physics import Equation
-from fieldfill.sampling.guidance import Guidance, Residual, choose_weight, in_units
+from fieldfill.sampling.guidance import Guidance, Residual, choose_weight, unitless_residual
 from fieldfill.seeds import stream
 from fieldfill.simulate.store import Simulator
 
@@ -81,7 +81,7 @@ class Steering:
     def residual(self, samples: list[int]) -> Residual:
         """Residual of unitless fields, one row per sample (or any number of rows of one sample)."""
         chosen = {name: values[samples] for name, values in self.parameters.items()}
-        return in_units(self.law, self.crops.normaliser, chosen)
+        return unitless_residual(self.law, self.crops.normaliser, chosen)
 
     def at(self, sample: int) -> Guidance:
         return Guidance(self.residual([sample]), self.weight)

@@ -23,7 +23,7 @@ from torch import Tensor
 from fieldfill.data.transforms import Normaliser
 from fieldfill.errors import InputError
 
-__all__ = ["Guidance", "Residual", "choose_weight", "in_units"]
+__all__ = ["Guidance", "Residual", "choose_weight", "unitless_residual"]
 
 Residual = Callable[[Tensor], Tensor]  # fields (B, C, T, H, W) → residuals (B, R, ...)
 
@@ -35,7 +35,7 @@ class Guidance:
     Attributes
     ----------
     residual
-        of unitless fields; see `in_units`.
+        of unitless fields; see `unitless_residual`.
     weight
         w; 0 does nothing.
     steps
@@ -73,7 +73,9 @@ class Guidance:
         return energy.detach(), gradient
 
 
-def in_units(residual: Callable[..., Tensor], normaliser: Normaliser, *arguments: Mapping[str, Tensor]) -> Residual:
+def unitless_residual(
+    residual: Callable[..., Tensor], normaliser: Normaliser, *arguments: Mapping[str, Tensor]
+) -> Residual:
     """The residual of unitless fields, from one of fields in the units of the data (a method of a simulator)."""
 
     def unitless(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.simulate.diagnostics import simpson_residual
-from fieldfill.simulate.spectral import check_grid, random_bumps, uniform, wavenumbers
+from fieldfill.simulate.spectral import angular_wavenumbers, check_grid, random_bumps, uniform
 
 __all__ = ["Advection", "propagate"]
 
@@ -80,7 +80,7 @@ class Advection:
     def symbol(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The equation: the rate of each Fourier mode, (B, H, W // 2 + 1)."""
         b_y, b_x = (parameters[name][:, None, None] for name in ("velocity_y", "velocity_x"))
-        k_y, k_x = wavenumbers(self.size, self.length, b_y.device)
+        k_y, k_x = angular_wavenumbers(self.size, self.length, b_y.device)
         return -1j * (k_y * b_y + k_x * b_x)
 
     def tendency(self, fields: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:

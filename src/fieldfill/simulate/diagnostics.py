@@ -6,7 +6,7 @@ Frames are tensors (..., T, H, W) a fixed ``interval`` apart; the equation is wr
 import torch
 from torch import Tensor
 
-__all__ = ["simpson_integral", "simpson_residual", "spectrum"]
+__all__ = ["shell_spectrum", "simpson_integral", "simpson_residual"]
 
 
 def simpson_residual(frames: Tensor, tendency: Tensor, interval: float) -> Tensor:
@@ -35,7 +35,7 @@ def simpson_integral(series: Tensor, interval: float) -> Tensor:
     return (weights * series).sum(-1) * interval / 3
 
 
-def spectrum(field: Tensor) -> Tensor:
+def shell_spectrum(field: Tensor) -> Tensor:
     """Mean square of a periodic square field by wavenumber shell, (..., N, N) → (..., K).
 
     Entry n sums the modes with ``round(|k|) = n`` cycles per side, up to the corner of the spectrum, so that

@@ -25,10 +25,10 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
-from fieldfill.simulate.diagnostics import simpson_residual, spectrum
-from fieldfill.simulate.spectral import check_grid, uniform, wavenumbers
+from fieldfill.simulate.diagnostics import shell_spectrum, simpson_residual
+from fieldfill.simulate.spectral import angular_wavenumbers, check_grid, uniform
 
-__all__ = ["NavierStokes", "divergence", "energy_spectrum", "resample", "velocity"]
+__all__ = ["NavierStokes", "divergence", "kinetic_energy_spectrum", "resample", "velocity"]
 
 # Length of a side of the torus.
 LENGTH = 2 * math.pi
@@ -211,14 +211,14 @@ def velocity(omega: Tensor) -> tuple[Tensor, Tensor]:
 def divergence(u: Tensor, v: Tensor) -> Tensor:
     """Spectral divergence of a periodic velocity, u and v (..., N, N) on the square of side 2 pi."""
     size = u.shape[-1]
-    k_y, k_x = wavenumbers(size, LENGTH, u.device)
+    k_y, k_x = angular_wavenumbers(size, LENGTH, u.device)
     return torch.fft.irfft2(1j * (k_x * torch.fft.rfft2(u) + k_y * torch.fft.rfft2(v)), s=(size, size))
 
 
-def energy_spectrum(omega: Tensor) -> Tensor:
+def kinetic_energy_spectrum(omega: Tensor) -> Tensor:
     """Kinetic energy by wavenumber shell of a vorticity (..., N, N) → (..., K)."""
     u, v = velocity(omega)
-    return 0.5 * (spectrum(u) + spectrum(v))
+    return 0.5 * (shell_spectrum(u) + shell_spectrum(v))
 
 
 def resample(omega_hat: Tensor, size: int) -> Tensor:
@@ -255,7 +255,7 @@ class _Modes(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _modes(size: int, device: torch.device) -> _Modes:
-    k_y, k_x = wavenumbers(size, LENGTH, device)
+    k_y, k_x = angular_wavenumbers(size, LENGTH, device)
     n_y = torch.fft.fftfreq(size, d=1 / size, device=device).abs()[:, None]
     n_x = torch.fft.rfftfreq(size, d=1 / size, device=device)[None, :]
     keep = (3 * n_y < size) & (3 * n_x < size)

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from fieldfill.errors import InputError
 
-__all__ = ["check_grid", "random_bumps", "uniform", "wavenumbers"]
+__all__ = ["angular_wavenumbers", "check_grid", "random_bumps", "uniform"]
 
 
 def check_grid(size: int, frames: int, interval: float) -> None:
@@ -23,7 +23,7 @@ def check_grid(size: int, frames: int, interval: float) -> None:
         )
 
 
-def wavenumbers(size: int, length: float, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def angular_wavenumbers(size: int, length: float, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """Returns the angular wavenumbers ``k_y`` (N, 1) and ``k_x`` (1, N // 2 + 1).
 
     The Nyquist wavenumber of an even grid has no sign, so it is set to 0: a first derivative leaves it out
@@ -58,7 +58,7 @@ def random_bumps(count: int, size: int, bumps: int, width: tuple[float, float], 
     amplitude = torch.randn(count, bumps, generator=generator, device=generator.device, dtype=torch.float64)
     centre = uniform((0.0, 1.0), (2, count, bumps), generator)
     log_width = uniform((math.log(width[0]), math.log(width[1])), (count, bumps), generator)
-    k_y, k_x = wavenumbers(size, 1.0, generator.device)
+    k_y, k_x = angular_wavenumbers(size, 1.0, generator.device)
 
     def profile(k: Tensor, c: Tensor) -> Tensor:
         return torch.exp(-0.5 * (k * log_width.exp()[..., None]) ** 2 - 1j * k * c[..., None])

@@ -19,7 +19,7 @@ from fieldfill.data.inputs import SEASON
 from fieldfill.data.record import Record
 from fieldfill.data.survey import as_dataset
 from fieldfill.errors import InputError, InputWarning
-from fieldfill.execution.blocks import filled_frames
+from fieldfill.execution.processes import filled_frames
 from fieldfill.sampling.contexts import density_matched
 from fieldfill.sampling.equations import Steering
 from fieldfill.sampling.members import Sampling, draw_members, missing_cells
@@ -28,7 +28,7 @@ from fieldfill.seeds import stream
 from fieldfill.stages import Report, Stages
 from fieldfill.uncertainty.budget import Budget
 from fieldfill.workflow.model import CropEstimates, Model
-from fieldfill.workflow.opening import DomainLike, Source, open_source
+from fieldfill.workflow.opening import DataSource, DomainLike, open_source
 
 __all__ = ["PARTS", "FillRequest", "fill_data"]
 
@@ -105,7 +105,7 @@ def fill_data(
     return result.to_dataset()
 
 
-def _source(model: Model, ds: xr.Dataset, request: FillRequest) -> Source:
+def _source(model: Model, ds: xr.Dataset, request: FillRequest) -> DataSource:
     """The data, opened like those that the model was fitted on as far as they have the same dimensions."""
     sel = {name: value for name, value in model.sel.items() if name in ds.dims}
     sel |= request.sel or {}
@@ -116,7 +116,7 @@ def _source(model: Model, ds: xr.Dataset, request: FillRequest) -> Source:
         dims = (None, *dims[1:])
     sel = {name: value for name, value in sel.items() if name not in asked}
     each = tuple(name for name in each if name not in (request.sel or {}))
-    return Source(ds, model.variables, dims, request.domain, sel, each)
+    return DataSource(ds, model.variables, dims, request.domain, sel, each)
 
 
 def _placed(model: Model, record: Record, given: bool) -> tuple[Model, Record]:

@@ -20,7 +20,7 @@ from fieldfill.diffusion.team import Team
 from fieldfill.diffusion.training import Step, Training
 from fieldfill.errors import InputError
 from fieldfill.estimators.base import Lesson
-from fieldfill.estimators.climatology import Climatology, learn_normaliser
+from fieldfill.estimators.climatology import ZeroAnomaly, learn_normaliser
 from fieldfill.execution.threads import using_threads
 from fieldfill.seeds import stream
 from fieldfill.stages import Report, Stages
@@ -29,7 +29,7 @@ from fieldfill.workflow.checkpoint import RunFolder
 from fieldfill.workflow.description import refusing_damage
 from fieldfill.workflow.ending import Ending
 from fieldfill.workflow.model import Model
-from fieldfill.workflow.opening import Source, crop_reason, given_maps, open_crops
+from fieldfill.workflow.opening import DataSource, crop_reason, given_maps, open_crops
 from fieldfill.workflow.plan import make_plan
 
 __all__ = ["fit_model"]
@@ -39,7 +39,7 @@ RESTART = ("checkpoint", "start anew with --overwrite (in Python, without resume
 
 
 def fit_model(
-    source: Source,
+    source: DataSource,
     settings: Settings,
     seed: int,
     team: Team,
@@ -73,7 +73,9 @@ class _Opened:
     normaliser: Normaliser | None
 
 
-def _open(source: Source, settings: Settings, seed: int, team: Team, folder: RunFolder | None, resume: bool) -> _Opened:
+def _open(
+    source: DataSource, settings: Settings, seed: int, team: Team, folder: RunFolder | None, resume: bool
+) -> _Opened:
     crops = open_crops(source, settings, seed)
     check_number(crops)
     maps, identity, normaliser = given_maps(crops.record, settings), _identity(settings, seed, crops), None
@@ -88,7 +90,7 @@ def _open(source: Source, settings: Settings, seed: int, team: Team, folder: Run
 
 
 def _fit(
-    source: Source,
+    source: DataSource,
     opened: _Opened,
     settings: Settings,
     seed: int,
@@ -102,7 +104,7 @@ def _fit(
     stages.begin("mean and spread", share=settings.climatology.share)
     if opened.normaliser is not None:
         crops.normalise(opened.normaliser)
-    elif Climatology.name in settings.estimators:
+    elif ZeroAnomaly.name in settings.estimators:
         crops.normalise(learn_normaliser(crops, stream(seed, "climatology"), settings.climatology, stages))
     stages.begin("audit")
     bank = mask_bank(crops, settings, seed)

@@ -21,7 +21,7 @@ from fieldfill.data.transforms import Normaliser
 from fieldfill.errors import InputWarning
 from fieldfill.seeds import stream
 
-__all__ = ["DomainLike", "Source", "crop_reason", "crop_shape", "given_maps", "open_crops", "open_source"]
+__all__ = ["DataSource", "DomainLike", "crop_reason", "crop_shape", "given_maps", "open_crops", "open_source"]
 
 DomainLike: TypeAlias = str | xr.DataArray | np.ndarray | None
 
@@ -41,7 +41,7 @@ MOST_CELLS = 2**19
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Data to learn from or to fill, and how variables, axes and domain are found; see `open_record`."""
 
     ds: xr.Dataset | xr.DataArray
@@ -52,7 +52,7 @@ class Source:
     each: str | Sequence[str] = ()
 
 
-def open_source(source: Source, settings: Settings) -> Record:
+def open_source(source: DataSource, settings: Settings) -> Record:
     """The record of a source, with the season beside the other variables if it is an input."""
     ds, variables = selected(as_dataset(source.ds), source.sel or {}), source.variables
     if DAY_OF_YEAR in settings.inputs:
@@ -94,7 +94,7 @@ def crop_reason(crops: Crops, settings: Settings) -> str:
     return f"{time}, {space} ({record.coverage:.0%} observed)"
 
 
-def open_crops(source: Source, settings: Settings, seed: int) -> Crops:
+def open_crops(source: DataSource, settings: Settings, seed: int) -> Crops:
     """The crops of a source, of which some observed cells are held out for validation."""
     record = open_source(source, settings)
     if source.domain is None and record.shape[0] * record.shape[2] == 1:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fieldfill.diffusion.networks.layers import pad_around, wave_numbers
+from fieldfill.diffusion.networks.layers import embedding_frequencies, pad_around
 
 __all__ = [
     "MPBlock",
@@ -118,7 +118,7 @@ class MPEmbedding(nn.Module):
 
     def __init__(self, width: int, waves: int = 32) -> None:
         super().__init__()
-        self.register_buffer("frequency", wave_numbers(waves), persistent=False)
+        self.register_buffer("frequency", embedding_frequencies(waves), persistent=False)
         self.first, self.second = MPLinear(2 * waves, width), MPLinear(width, width)
 
     def forward(self, log_snr: Tensor) -> Tensor:

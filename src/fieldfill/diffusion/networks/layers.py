@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["NoiseEmbedding", "PaddedConv", "ResBlock", "fold", "group_norm", "pad_around", "unfold", "wave_numbers"]
+__all__ = [
+    "NoiseEmbedding",
+    "PaddedConv",
+    "ResBlock",
+    "embedding_frequencies",
+    "fold",
+    "group_norm",
+    "pad_around",
+    "unfold",
+]
 
 
 def pad_around(x: Tensor, margin: int, periodic: Sequence[bool]) -> Tensor:
@@ -61,7 +70,7 @@ class ResBlock(nn.Module):
         return self.path(x) + y
 
 
-def wave_numbers(waves: int) -> Tensor:
+def embedding_frequencies(waves: int) -> Tensor:
     """Angular frequencies (waves,) that resolve log-SNR, which runs from about +9 to -10: wavelengths 1 to 50."""
     return 2 * math.pi * torch.logspace(0, math.log10(1 / 50), waves)
 
@@ -73,7 +82,7 @@ class NoiseEmbedding(nn.Module):
 
     def __init__(self, width: int, waves: int = 32) -> None:
         super().__init__()
-        self.register_buffer("frequency", wave_numbers(waves), persistent=False)
+        self.register_buffer("frequency", embedding_frequencies(waves), persistent=False)
         self.layers = nn.Sequential(nn.Linear(2 * waves, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
 
     def forward(self, log_snr: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from fieldfill.data.crops import Crops, Place
 from fieldfill.data.record import open_record
 from fieldfill.data.transforms import Normaliser
 from fieldfill.errors import InputError
-from fieldfill.execution import blocks
-from fieldfill.execution.blocks import filled_frames
+from fieldfill.execution import processes
+from fieldfill.execution.processes import filled_frames
 from fieldfill.workflow.model import CropEstimates
 
 
@@ -55,7 +55,7 @@ def test_a_worker_that_dies_is_told_in_one_line(filler: ff.Filler) -> None:
 @pytest.mark.parametrize("shape", [(4, 5, 5), (1, 9, 12), (7, 9, 4), (20, 1, 12)], ids=str)
 def test_the_crops_of_a_field_are_joined_to_all_its_frames_in_order(shape, wraps, monkeypatch) -> None:
     """Batches that end within a sample, or reach into the next one, change nothing."""
-    monkeypatch.setattr(blocks, "BATCH", 7)
+    monkeypatch.setattr(processes, "BATCH", 7)
     ds = xr.concat([gappy_dataset(seed=seed, names="a,b") for seed in range(3)], "sample")
     ds.lon.attrs["periodic"] = int(wraps)
     record = open_record(ds)
