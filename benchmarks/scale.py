@@ -29,7 +29,8 @@ from audit import candidates
 from fieldfill.bench.speed import slope
 from fieldfill.bench.study import Measurement, Study, options_of
 from fieldfill.config import build_denoiser
-from fieldfill.diffusion.training import Training, TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
+from fieldfill.diffusion.training import Training
 from fieldfill.diffusion.validation import validate
 from fieldfill.estimators.gaussian.estimator import Gaussian
 from fieldfill.estimators.gaussian.field import red_factor

@@ -26,7 +26,8 @@ from fieldfill.data.record import open_record
 from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.schedule import VPSchedule
 from fieldfill.diffusion.team import ALONE, Team
-from fieldfill.diffusion.training import Training, TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
+from fieldfill.diffusion.training import Training
 from fieldfill.estimators.base import Given, Lesson
 from fieldfill.estimators.chain import ChainSettings
 from fieldfill.estimators.gaussian.field import LearntField

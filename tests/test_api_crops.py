@@ -11,7 +11,7 @@ from conftest import QUICK, gappy_dataset, seeded, simulated_dataset
 from fieldfill.config import Settings
 from fieldfill.data.crops import Crops
 from fieldfill.data.record import open_record
-from fieldfill.diffusion.training import TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.masks import CloudMask
 from fieldfill.sampling.contexts import Ensemble
 from fieldfill.sampling.solvers import Solver

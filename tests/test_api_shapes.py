@@ -10,7 +10,7 @@ import fieldfill as ff
 from conftest import gappy_dataset
 from fieldfill.config import Settings
 from fieldfill.data.record import FLAGS
-from fieldfill.diffusion.training import TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.errors import InputError, InputWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:a single frame does not show")

@@ -4,7 +4,8 @@ import torch
 
 from conftest import make_training
 from fieldfill.diffusion.team import Team
-from fieldfill.diffusion.training import Training, TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
+from fieldfill.diffusion.training import Training
 from fieldfill.estimators.propagator import Equations
 
 

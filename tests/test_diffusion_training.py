@@ -11,7 +11,8 @@ from fieldfill.diffusion.frames import frames_at_once
 from fieldfill.diffusion.loss import matching_losses
 from fieldfill.diffusion.networks.refiner import Refiner
 from fieldfill.diffusion.networks.unet import FoldedUNet
-from fieldfill.diffusion.training import Training, TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
+from fieldfill.diffusion.training import Training
 from fieldfill.diffusion.validation import validate
 from fieldfill.errors import InputError
 from fieldfill.partition import MaskSwap, PixelPartition

@@ -10,7 +10,7 @@ from conftest import NO_COVARIANCE, given_of, seeded
 from fieldfill.api import physical_scores
 from fieldfill.config import Settings
 from fieldfill.data.transforms import Normaliser
-from fieldfill.diffusion.training import TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.estimators.pull_push import Interpolation
 from fieldfill.sampling.guidance import Guidance, choose_weight, unitless_residual

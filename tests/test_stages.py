@@ -8,7 +8,7 @@ import pytest
 from conftest import QUICK, gappy_dataset
 from fieldfill import api as ff
 from fieldfill.cli import progress
-from fieldfill.diffusion.training import TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.presets import preset
 from fieldfill.stages import Progress, Stages
 

@@ -20,7 +20,8 @@ from fieldfill import presets
 from fieldfill.cli import main as cli
 from fieldfill.config import Settings
 from fieldfill.diffusion.team import ALONE, Team
-from fieldfill.diffusion.training import Step, Training, TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
+from fieldfill.diffusion.training import Step, Training
 from fieldfill.execution.ddp import join
 from fieldfill.partition import PixelPartition
 

@@ -24,9 +24,9 @@ from fieldfill.diffusion.networks.network import NetworkBuilder
 from fieldfill.diffusion.networks.refiner import Refiner
 from fieldfill.diffusion.networks.space_time import SpaceTimeUNet
 from fieldfill.diffusion.networks.unet import FoldedUNet
-from fieldfill.diffusion.scales import Scales
+from fieldfill.diffusion.scales import Scales, noise_levels
 from fieldfill.diffusion.schedule import VPSchedule
-from fieldfill.diffusion.training import TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.estimators.base import Estimator
 from fieldfill.estimators.chain import Chain, ChainSettings
@@ -216,10 +216,6 @@ def _known(kind: str, name: str, registry: Iterable[str]) -> str:
     return name
 
 
-# Noise levels at which the errors of first estimates are measured.
-LEVELS = 8
-
-
 def static_features(domain: Tensor, normaliser: Normaliser | None = None) -> Tensor:
     """Static features of every cell for a network (K, H, W).
 
@@ -263,7 +259,7 @@ def build_denoiser(
         )
     schedule = VPSchedule()
     scaled = bool(set(settings.estimators) - {ZeroAnomaly.name}) and settings.prediction == "data"
-    scales = Scales(variables, schedule.log_snr(schedule.times(LEVELS, "snr")).float()) if scaled else None
+    scales = Scales(variables, noise_levels(schedule)) if scaled else None
     return Denoiser(network, schedule, chain, settings.prediction, settings.spread, scales)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fieldfill.config import LEAST_CROP, UNLIMITED_STEPS, Settings
-from fieldfill.diffusion.training import TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.errors import InputError
 
 __all__ = ["PRESETS", "adjusted", "preset"]

@@ -12,7 +12,7 @@ from fieldfill.bench import published
 from fieldfill.bench.cases import CASES, UNET, Case, Scale
 from fieldfill.bench.methods import methods_of
 from fieldfill.config import Settings
-from fieldfill.diffusion.training import TrainSettings
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.errors import InputError
 from fieldfill.presets import PRESETS
 from fieldfill.sampling.contexts import Ensemble

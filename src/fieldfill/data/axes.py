@@ -39,8 +39,6 @@ USUAL_NAMES = {
     ),
 }
 SAMPLE = "sample"
-# Values that an error lists at most.
-LISTED = 8
 # Relative difference up to which a number selects a value: files hold them in single precision.
 SAME = 1e-5
 
@@ -175,10 +173,14 @@ def selected(ds: xr.Dataset, sel: Selection) -> xr.Dataset:
         known = ds[name].values if name in ds.coords else np.arange(ds.sizes[name])
         place = np.flatnonzero(_equal(known, value))
         if not len(place):
-            shown = ", ".join(map(str, known[:LISTED])) + (", ..." if len(known) > LISTED else "")
-            raise InputError(f"sel: no {name}={value} in the data; it has {shown}")
+            raise InputError(f"sel: no {name}={value} in the data; it has {_shown(known)}; choose one of these")
         ds = ds.isel({name: place[:1]})
     return ds
+
+
+def _shown(values: np.ndarray, most: int = 8) -> str:
+    """The first values, for an error."""
+    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")
 
 
 def _equal(known: np.ndarray, value: float | str) -> np.ndarray:

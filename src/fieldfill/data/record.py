@@ -31,7 +31,8 @@ from fieldfill.errors import InputError
 
 __all__ = ["FLAGS", "Record", "open_record"]
 
-IN_MEMORY_BYTES = 2**30  # records up to this size are kept in memory, larger ones are read window by window
+# Bytes of the largest record that is kept in memory; larger ones are read crop by crop.
+IN_MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,6 @@ def whole(x: Tensor) -> Tensor:
     return x
 
 
-# Variance of an untrained head, in the units of the network.
-FIRST_VARIANCE = 0.5
-# Smallest variance of a trained head: the likelihood has no lower bound without one.
-LEAST_VARIANCE = 1e-5
 # Largest variance of a trained head: the field itself has the variance 1.
 LARGEST_VARIANCE = 10.0
 
@@ -250,9 +246,13 @@ def noised(schedule: VPSchedule, t: Tensor, x: Tensor, noise: Tensor) -> Tensor:
     return schedule.alpha(t).view(shape) * x + schedule.sigma(t).view(shape) * noise
 
 
-def _log_variance(raw: Tensor) -> Tensor:
-    """Squeezes raw outputs smoothly into the range of log-variances; 0 gives `FIRST_VARIANCE`, with slope near 1."""
-    low, high = math.log(LEAST_VARIANCE), math.log(LARGEST_VARIANCE)
-    share = (math.log(FIRST_VARIANCE) - low) / (high - low)
+def _log_variance(raw: Tensor, first: float = 0.5, least: float = 1e-5) -> Tensor:
+    """Squeezes raw outputs smoothly into the range of log-variances, with slope near 1 at 0.
+
+    An untrained head, whose outputs are 0, states the variance ``first`` in the units of the network. Without a
+    smallest variance ``least`` the likelihood would have no lower bound.
+    """
+    low, high = math.log(least), math.log(LARGEST_VARIANCE)
+    share = (math.log(first) - low) / (high - low)
     slope = 1 / (share * (1 - share) * (high - low))
     return low + (high - low) * torch.sigmoid(slope * raw + math.log(share / (1 - share)))

@@ -19,19 +19,16 @@ from fieldfill.data.crops import Crops
 from fieldfill.data.prefetch import Ahead
 from fieldfill.diffusion.denoiser import Denoiser, noised
 from fieldfill.diffusion.schedule import PowerTime
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.estimators.base import Answer
+from fieldfill.estimators.chain import BATCH_CELLS
 from fieldfill.partition import Partition
 from fieldfill.seeds import position_stream
 
 __all__ = ["Drawn", "Pools"]
 
-# Batches in a pool at most, and cells (B, C, T, H, W) of them.
-MOST_BATCHES = 8
+# Cells (B, C, T, H, W) of a pool at most, which bounds its memory.
 POOL_CELLS = 2**21
-# Steps in which a crop is used at most, where the cost of its first estimate decides.
-MOST_REUSE = 8
-# Cells whose first estimates are made together.
-ESTIMATED_CELLS = 2**17
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Pools:
     Attributes
     ----------
     reuse
-        steps in which a crop is used; if it is given as 0, it follows from the cost of what the chain has learnt.
+        steps in which a crop is used; unless it is set, it follows from the cost of what the chain has learnt.
     waited
         seconds spent waiting for data.
     seconds
@@ -80,13 +77,12 @@ class Pools:
         times: PowerTime,
         seed: int,
         mine: range,
-        batch: int,
-        reuse: int,
+        settings: TrainSettings,
         device: torch.device,
     ) -> None:
         self.denoiser, self.crops, self.partition, self.times = denoiser, crops, partition, times
         self.seed, self.mine, self.device = seed, mine, device
-        self.room, self.given = POOL_CELLS // (batch * crops.cells), reuse
+        self.settings, self.room = settings, POOL_CELLS // (settings.batch * crops.cells)
         self.ahead = Ahead(self._draw)
         self.waited = self.seconds = 0.0
         self._pool: tuple[int, Drawn] | None = None
@@ -103,12 +99,12 @@ class Pools:
     def reuse(self) -> int:
         chain = self.denoiser.chain
         cost = sum(step.cost for step in (*chain.sources, *chain.corrections))
-        return self.given or max(1, min(MOST_REUSE, round(cost)))
+        return self.settings.reuse or max(1, min(self.settings.most_reuse, round(cost)))
 
     @property
     def batches(self) -> int:
         """Batches in a pool; crops that are used once need no company."""
-        return max(1, min(MOST_BATCHES, self.room)) if self.reuse > 1 else 1
+        return max(1, min(self.settings.pool_batches, self.room)) if self.reuse > 1 else 1
 
     def __call__(self, step: int) -> Drawn:
         """This process's crops of a step, in the order of their positions."""
@@ -157,7 +153,7 @@ class Pools:
 
     @torch.no_grad()
     def _with_first(self, drawn: Drawn) -> Drawn:
-        step = max(1, ESTIMATED_CELLS // self.crops.cells)
+        step = max(1, BATCH_CELLS // self.crops.cells)
         answers = []
         for first in range(0, len(drawn), step):
             part = drawn.rows(slice(first, first + step))

@@ -8,7 +8,14 @@ is large, would drown those of clear ones, which a fill is made of.
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Scales"]
+from fieldfill.diffusion.schedule import VPSchedule
+
+__all__ = ["Scales", "noise_levels"]
+
+
+def noise_levels(schedule: VPSchedule, count: int = 8) -> Tensor:
+    """Log signal-to-noise ratios (K,), rising evenly from t = 1 to t = delta, at which errors are measured."""
+    return schedule.log_snr(schedule.times(count, "snr")).float()
 
 
 class Scales(nn.Module):

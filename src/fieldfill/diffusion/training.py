@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,82 +27,17 @@ from fieldfill.diffusion.pools import Drawn, Pools
 from fieldfill.diffusion.saved_state import read_state, write_state
 from fieldfill.diffusion.schedule import PowerTime
 from fieldfill.diffusion.team import ALONE, Team
+from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.diffusion.validation import Validation, validate
 from fieldfill.errors import InputError
 from fieldfill.estimators.base import Answer
 from fieldfill.partition import Partition
 from fieldfill.seeds import position_stream
 
-__all__ = ["Step", "TrainSettings", "Training"]
+__all__ = ["Step", "Training"]
 
 # Bytes of the first estimates of validation crops that are kept between validations, at most.
 KNOWN_BYTES = 2**28
-# Factor on the learning rate each time that validation has not improved for half of the patience: a run that will end
-# early has its small rates, too.
-SLOWER = 0.3
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Everything about the optimisation.
-
-    Attributes
-    ----------
-    steps, minutes
-        of the training; it ends with whichever comes first, and the learning rate is annealed towards that end. The
-        minutes of a whole fit are `fieldfill.config.Settings.minutes`.
-    clock
-        what the minutes are: time on the wall, or of all processors, which other work on the machine does not use up.
-    batch
-        crops per step, of all processes together.
-    accumulate
-        parts into which a process splits its crops of a step, one after the other, to save memory; 0 = as few as
-        go through the network together (`Crops.at_once`). It changes the result by rounding only.
-    rate, warmup, clip, decay
-        peak learning rate, share of the run in which it rises, gradient-norm limit, AdamW weight decay.
-    ema
-        decay of the averaged weights, approached from below in the first steps.
-    frames
-        of a crop that the network sees in a step, if it treats all frames alike; the others see whole crops.
-    time_power
-        t = delta + (1 - delta) u**time_power; 1 is uniform.
-    validate_every, patience
-        steps between validations, and how many without improvement end the run.
-    reuse
-        steps in which a crop and its first estimate are used; 0 = as many as it costs steps of the network, see
-        `fieldfill.estimators.base.Estimator.cost`. More steps on the same crops teach less than new crops do.
-    precision
-        in which the network computes while it trains; losses, weights and validation are float32 always.
-    compile
-        whether to let torch.compile speed the network up.
-    shrink
-        whether validation decides how much of the network's correction is used, see `fieldfill.diffusion.validation`.
-    """
-
-    steps: int = 1500
-    minutes: float | None = None
-    clock: Literal["wall", "processor"] = "wall"
-    batch: int = 4
-    rate: float = 3e-3
-    warmup: float = 0.05
-    clip: float = 1.0
-    decay: float = 1e-4
-    ema: float = 0.995
-    frames: int = 8
-    time_power: float = 10.0
-    validate_every: int = 100
-    patience: int = 8
-    accumulate: int = 0
-    reuse: int = 0
-    precision: Literal["float32", "bf16"] = "float32"
-    compile: bool = False
-    shrink: bool = True
-
-    def learning_rate(self, progress: float) -> float:
-        """Linear warm-up, then a half cosine to zero; progress in [0, 1]."""
-        if progress < self.warmup:
-            return self.rate * (progress + 1e-3) / (self.warmup + 1e-3)
-        return self.rate * 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
 
 
 @dataclass(frozen=True)
@@ -129,7 +64,7 @@ class Training:
         one entry a validation: step, seconds, what `fieldfill.diffusion.validation` finds, mean loss since the last
         one. Step 0 is the first estimate.
     slowdown
-        factor on the learning rate, see `SLOWER`.
+        factor on the learning rate, see `TrainSettings.slower`.
     limit
         seconds, by the clock of the settings, that training may take in a fit whose minutes are limited.
     skipped
@@ -180,16 +115,14 @@ class Training:
         mine = len(self.team.share(self.settings.batch))
         self.parts = min(mine, self.settings.accumulate or math.ceil(mine / self.crops.at_once))
         self.frames = frames_at_once(network, self.settings.frames, self.crops.length)
-        share, batch = self.team.share(self.settings.batch), self.settings.batch
         self.pools = Pools(
             self.denoiser,
             self.crops,
             self.partition,
             self.times,
             self.seed,
-            share,
-            batch,
-            self.settings.reuse,
+            self.team.share(self.settings.batch),
+            self.settings,
             self.team.device,
         )
         self._losses: list[float] = []
@@ -338,7 +271,7 @@ class Training:
         self.history.append(entry)
         self.stale = 0 if found.error < self.least else self.stale + 1
         if self.stale and self.stale % max(1, self.settings.patience // 2) == 0:
-            self.slowdown *= SLOWER
+            self.slowdown *= self.settings.slower
         self.least = min(self.least, found.error)
         if found.beats(Validation(**self.best), self.least):
             self.best, self.best_weights = asdict(found), _clone(self.average.module)

@@ -6,17 +6,22 @@ again, and each time the system has to map and clear their pages: more time than
 
 import ctypes
 import platform
+from enum import IntEnum
 from functools import cache
 
 __all__ = ["keep_freed_memory"]
 
-# Numbers of these parameters in glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
 # Bytes from which a block is mapped on its own, and given back when it is freed.
-LARGEST_KEPT = 2**30
+LARGEST_BLOCK = 2**30
 # Free bytes at the end of the heap from which the heap shrinks.
-MOST_KEPT = 2**29
+MOST_FREE = 2**29
+
+
+class Parameter(IntEnum):
+    """Numbers of parameters in glibc's malloc.h."""
+
+    TRIM_THRESHOLD = -1
+    MMAP_THRESHOLD = -3
 
 
 @cache
@@ -32,4 +37,4 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    return bool(mallopt(M_TRIM_THRESHOLD, MOST_KEPT)) and bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT))
+    return bool(mallopt(Parameter.TRIM_THRESHOLD, MOST_FREE)) and bool(mallopt(Parameter.MMAP_THRESHOLD, LARGEST_BLOCK))

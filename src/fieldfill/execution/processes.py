@@ -22,9 +22,10 @@ from fieldfill.execution.memory import keep_freed_memory
 
 __all__ = ["Estimate", "filled_frames"]
 
-# Crops, and cells of them, that are estimated at once.
+# Crops that are estimated at once, at most.
 BATCH = 16
-BATCH_CELLS = 2**22
+# Cells of these crops at most, which bounds the memory of a process.
+TOGETHER_CELLS = 2**22
 
 Estimate: TypeAlias = Callable[[list[Place]], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """Places → mean, standard deviation (B, C, T, H, W) and parts of the variance (B, 3 or 0, C, T, H, W)."""
@@ -40,7 +41,7 @@ def filled_frames(
     tiling, (samples, _, size, _, _) = crops.tiling, crops.record.shape
     frames, rows, columns = tiling.starts
     places = [(s, f, r, c) for s in range(samples) for f in frames for r in rows for c in columns]
-    step = max(1, min(BATCH, BATCH_CELLS // crops.cells))
+    step = max(1, min(BATCH, TOGETHER_CELLS // crops.cells))
     if workers > 1:
         step = min(step, math.ceil(len(places) / workers))
     batches = [places[first : first + step] for first in range(0, len(places), step)]

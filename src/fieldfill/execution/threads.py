@@ -13,20 +13,17 @@ import torch
 
 __all__ = ["available_cores", "fastest_threads", "using_threads"]
 
-# Seconds that trying one number of threads should take, and repetitions at most.
-TRIAL_SECONDS = 0.3
-TRIALS = 3
-# Share of the time that more threads must save.
-LEAST_GAIN = 0.1
-
 
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def fastest_threads(work: Callable[[], object], wanted: int | None = None) -> int:
-    """The number of threads to use: ``wanted``, or that of OMP_NUM_THREADS, or the fastest for ``work``."""
+def fastest_threads(work: Callable[[], object], wanted: int | None = None, least_gain: float = 0.1) -> int:
+    """The number of threads to use: ``wanted``, or that of OMP_NUM_THREADS, or the fastest for ``work``.
+
+    More threads must save the share ``least_gain`` of the time: they take cores from other work.
+    """
     if wanted is not None:
         return wanted
     most = available_cores()
@@ -36,7 +33,7 @@ def fastest_threads(work: Callable[[], object], wanted: int | None = None) -> in
     for threads in sorted({min(2**n, most) for n in range(most.bit_length() + 1)}):
         with using_threads(threads):
             seconds = _seconds(work)
-        if seconds > (1 - LEAST_GAIN) * least:
+        if seconds > (1 - least_gain) * least:
             break
         best, least = threads, seconds
     return best
@@ -53,13 +50,16 @@ def using_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """The shortest time of a few repetitions: what else the machine does only makes them longer."""
+def _seconds(work: Callable[[], object], trials: int = 3, enough: float = 0.3) -> float:
+    """The shortest time of a few repetitions: what else the machine does only makes them longer.
+
+    No further trial is made after ``enough`` seconds.
+    """
     shortest, begun = float("inf"), time.monotonic()
-    for _ in range(TRIALS):
+    for _ in range(trials):
         last = time.monotonic()
         work()
         shortest = min(shortest, time.monotonic() - last)
-        if time.monotonic() - begun > TRIAL_SECONDS:
+        if time.monotonic() - begun > enough:
             break
     return shortest

@@ -14,10 +14,10 @@ from fieldfill.errors import InputError
 __all__ = ["DESIGNS", "Partition"]
 
 DESIGNS = ("random", "balanced", "enumerated")
-# Random contexts that are drawn for each one of a balanced set, if they fit into `POOL_CELLS`.
-POOL = 8
+# Random contexts that are drawn for each one of a balanced set, if they fit into `CANDIDATE_CELLS`.
+CANDIDATES = 8
 # Cells of all these contexts at most.
-POOL_CELLS = 2**25
+CANDIDATE_CELLS = 2**25
 
 
 class Partition(abc.ABC):
@@ -86,7 +86,7 @@ class Partition(abc.ABC):
         exchanged for another one of the pool that leaves out about as many cells and makes the set more even.
         """
         rows, cells = len(observed), observed[0].numel()
-        pool = max(count, min(POOL * count, POOL_CELLS // (rows * cells)))
+        pool = max(count, min(CANDIDATES * count, CANDIDATE_CELLS // (rows * cells)))
         trials = self.draw(observed.repeat(pool, 1, 1, 1, 1), keep, generator).view(pool, *observed.shape)
         left_out = (observed & ~trials).flatten(2)
         live = observed.flatten(1).sum(1).tolist()

@@ -25,9 +25,6 @@ __all__ = ["Steering"]
 
 Estimate = Callable[[Batch, Generator], tuple[np.ndarray, np.ndarray]]  # mean and standard deviation of crops
 
-# A residual in time needs a frame before and one after.
-LEAST_FRAMES = 3
-
 
 @dataclass(frozen=True)
 class Steering:
@@ -68,7 +65,7 @@ class Steering:
         lost = [name for name in names if name not in record.ds.coords]
         if lost:
             raise InputError(f"guidance: the data have lost the coordinates {', '.join(lost)}, parameters to keep")
-        if min(crops.length, record.shape[2]) < LEAST_FRAMES:
+        if min(crops.length, record.shape[2]) < 3:  # a residual in time needs a frame before and one after
             raise InputError(f"guidance: a window of {crops.length} frames is too short; fit one of 3 or more")
         values = {name: np.broadcast_to(record.ds[name].values, record.shape[:1]).astype(float) for name in names}
         parameters = {name: torch.from_numpy(value.copy()) for name, value in values.items()}

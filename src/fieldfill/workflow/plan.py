@@ -8,29 +8,33 @@ from functools import partial
 
 import torch
 
-from fieldfill.config import Settings, build_denoiser
-from fieldfill.data.crops import Crops
+from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser
+from fieldfill.data.crops import NETWORK_CELLS, Crops
 from fieldfill.diffusion.denoiser import Denoiser
 from fieldfill.diffusion.loss import matching_losses
+from fieldfill.estimators.chain import LEAST_JUDGED
 from fieldfill.execution.threads import fastest_threads, using_threads
+from fieldfill.uncertainty.held_cells import affordable
+from fieldfill.workflow.ending import WAYS
 
 __all__ = ["Plan", "make_plan"]
 
-# First estimates of all crops that the first estimate is learnt from and judged by, in solutions of a crop: rounds of
-# learning and judgements, and cells (C · T · H · W) of the crops that each of these looks at.
-LEARNING_ROUNDS, LEARNING_CELLS = 5, 2**20
-JUDGEMENTS, JUDGED_CELLS = 30, 2**18
-# The same for choosing contexts: crops, and passes over each.
-CHOICE_CROPS, CHOICE_PASSES = 6, 31
+# Rounds in which a covariance is usually learnt; the search ends when held-out cells stop gaining.
+ROUNDS = 5
+# Times that held-out cells are estimated on the way: rounds, tapers, drifts, efforts.
+JUDGEMENTS = 30
 # Share of a step with its backward pass that a forward pass takes.
 FORWARD = 0.35
-# Iterations of the two solutions that are timed.
-FEW_STEPS, MORE_STEPS = 2, 6
-# Bytes: of Python and its packages, of each value of a record in memory, of each cell that is worked on together.
+# Iterations of the shorter of the two solutions that are timed.
+FEW_ITERATIONS = 2
+# Iterations of the longer one.
+MORE_ITERATIONS = 6
+# Bytes of Python and its packages.
 BASE_BYTES = 400 * 2**20
-RECORD_BYTES = 6
-CELL_BYTES = 160
-WORKED_CELLS = 2**21
+# Bytes of each value of a record in memory.
+VALUE_BYTES = 6
+# Bytes of each cell that goes through the network, with all that is kept for the backward pass.
+NETWORK_CELL_BYTES = 160
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,13 @@ class Plan:
         """Expected seconds of the stages without a time limit, roughly."""
         crops, training = self.crops, self.settings.training
         held, forward = len(crops.held.places), FORWARD * self.step + self.estimate
-        learnt = LEARNING_ROUNDS * max(2, LEARNING_CELLS // crops.cells)
-        judged = JUDGEMENTS * min(held, max(3, JUDGED_CELLS // crops.cells))
+        learnt = ROUNDS * max(2, self.settings.gaussian.completed_cells // crops.cells)
+        judged = JUDGEMENTS * min(held, max(LEAST_JUDGED, self.settings.chain.judged_cells // crops.cells))
         step = training.batch * (self.step + self.estimate / 2 / max(1, training.reuse))
         validations = FORWARD * self.step * held * training.steps / training.validate_every
-        choice = CHOICE_PASSES * CHOICE_CROPS if self.settings.contexts and self.settings.choose_contexts else 0
+        passes = WAYS * self.settings.contexts + 1
+        compared = self.settings.contexts and self.settings.choose_contexts
+        choice = passes * min(held, affordable(passes * crops.cells)) if compared else 0
         return {
             "first estimate": (learnt + judged) * self.estimate,
             "training": training.steps * step + validations,
@@ -72,15 +78,19 @@ class Plan:
     def bytes(self) -> float:
         """Expected memory, roughly."""
         crops = self.crops
-        kept = RECORD_BYTES * math.prod(crops.record.shape)
-        return BASE_BYTES + kept + CELL_BYTES * max(WORKED_CELLS, 4 * crops.cells)
+        kept = VALUE_BYTES * math.prod(crops.record.shape)
+        return BASE_BYTES + kept + NETWORK_CELL_BYTES * max(NETWORK_CELLS, 4 * crops.cells)
 
     def lines(self, reason: str) -> tuple[str, ...]:
         """The plan in words."""
         crops, training, limit = self.crops, self.settings.training, self.settings.minutes
         frames, rows, columns = crops.shape
         seconds = self.seconds()
-        steps = f"up to {training.steps} steps" if training.steps < 10**6 else "as many steps as there is time for"
+        steps = (
+            f"up to {training.steps} steps"
+            if training.steps < UNLIMITED_STEPS
+            else "as many steps as there is time for"
+        )
         if limit is not None:
             total = f"at most {limit:g} min, as asked for"
         else:
@@ -106,16 +116,16 @@ def make_plan(crops: Crops, settings: Settings, seed: int, threads: int | None) 
     estimate, step = _works(denoiser, crops)
 
     def both() -> None:
-        estimate(FEW_STEPS)
+        estimate(FEW_ITERATIONS)
         step()
 
     both()  # the first time prepares what later ones use again
     chosen = fastest_threads(both, threads)
     with using_threads(chosen):
-        few, more = (_seconds(partial(estimate, steps)) for steps in (FEW_STEPS, MORE_STEPS))
+        few, more = (_seconds(partial(estimate, steps)) for steps in (FEW_ITERATIONS, MORE_ITERATIONS))
         trained = _seconds(step)
-    steps = max([FEW_STEPS, *(source.iterations for source in denoiser.chain.sources)])
-    whole = few + max(0.0, more - few) * (steps - FEW_STEPS) / (MORE_STEPS - FEW_STEPS)
+    steps = max([FEW_ITERATIONS, *(source.iterations for source in denoiser.chain.sources)])
+    whole = few + max(0.0, more - few) * (steps - FEW_ITERATIONS) / (MORE_ITERATIONS - FEW_ITERATIONS)
     return Plan(crops, settings, chosen, whole, trained)
 
 
