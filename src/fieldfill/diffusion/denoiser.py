@@ -44,6 +44,8 @@ def whole(x: Tensor) -> Tensor:
     return x
 
 
+# Variance of an untrained head, in the units of the network.
+FIRST_VARIANCE = 0.5
 # Largest variance of a trained head: the field itself has the variance 1.
 LARGEST_VARIANCE = 10.0
 
@@ -246,13 +248,12 @@ def noised(schedule: VPSchedule, t: Tensor, x: Tensor, noise: Tensor) -> Tensor:
     return schedule.alpha(t).view(shape) * x + schedule.sigma(t).view(shape) * noise
 
 
-def _log_variance(raw: Tensor, first: float = 0.5, least: float = 1e-5) -> Tensor:
-    """Squeezes raw outputs smoothly into the range of log-variances, with slope near 1 at 0.
+def _log_variance(raw: Tensor, least: float = 1e-5) -> Tensor:
+    """Squeezes raw outputs smoothly into the range of log-variances; 0 gives `FIRST_VARIANCE`, with slope near 1.
 
-    An untrained head, whose outputs are 0, states the variance ``first`` in the units of the network. Without a
-    smallest variance ``least`` the likelihood would have no lower bound.
+    Without a smallest variance ``least`` the likelihood would have no lower bound.
     """
     low, high = math.log(least), math.log(LARGEST_VARIANCE)
-    share = (math.log(first) - low) / (high - low)
+    share = (math.log(FIRST_VARIANCE) - low) / (high - low)
     slope = 1 / (share * (1 - share) * (high - low))
     return low + (high - low) * torch.sigmoid(slope * raw + math.log(share / (1 - share)))
