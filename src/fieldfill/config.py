@@ -39,6 +39,7 @@ from fieldfill.estimators.motion import Motion, MotionSettings
 from fieldfill.estimators.neighbourhood import Neighbourhood, NeighbourhoodSettings
 from fieldfill.estimators.propagator import WavesSettings
 from fieldfill.estimators.pull_push import PullPush
+from fieldfill.estimators.standing import Standing, StandingSettings
 from fieldfill.estimators.waves import Waves
 from fieldfill.masks import (
     BlockMask,
@@ -99,13 +100,18 @@ PATCHED = ("refiner", "unet")
 
 @dataclass(frozen=True)
 class CropShape:
-    """What an estimator is built for: C, T, H, W of a crop, periodic axes, number of maps, and the settings."""
+    """What an estimator is built for.
+
+    Variables, frames, rows and columns of a crop, periodic axes, number of maps, whether the record has other times,
+    and the settings.
+    """
 
     variables: int
     frames: int
     grid: tuple[int, int]
     periodic: tuple[bool, bool]
     maps: int
+    others: bool
     settings: "Settings"
 
     @cached_property
@@ -124,6 +130,7 @@ ESTIMATORS: dict[str, Callable[[CropShape], Estimator]] = {
     "drift": lambda shape: Drift(shape.field, shape.settings.drift, shape.settings.gaussian),
     "waves": lambda shape: Waves(shape.field, shape.settings.waves),
     "motion": lambda shape: Motion(shape.variables, shape.periodic, shape.settings.motion),
+    "standing": lambda shape: Standing(shape.variables, shape.periodic, shape.settings.standing),
     "neighbourhood": lambda shape: Neighbourhood(
         shape.variables, shape.maps, shape.periodic, shape.settings.neighbourhood
     ),
@@ -132,6 +139,8 @@ ESTIMATORS: dict[str, Callable[[CropShape], Estimator]] = {
 NEEDED = {"drift": "gaussian", "waves": "gaussian"}
 # Estimators that compare frames and are left out of crops of a single frame: add the name here if yours does.
 OF_SEQUENCES = ("motion",)
+# Estimators that look beyond a crop in time and are left out where there is nothing: add the name here if yours does.
+OF_OTHER_TIMES = ("standing",)
 
 
 # Rows and columns of the smallest crop that networks and estimators can work on.
@@ -154,7 +163,7 @@ class Settings(BaseModel):
     inputs: tuple[str, ...] = Field((), description="more for the network: coordinates, day-of-year, names of maps")
     log: tuple[str, ...] = Field((), description="positive variables that are learnt in their logarithm")
     estimators: tuple[str, ...] = Field(
-        ("climatology", "gaussian", "drift", "waves", "motion", "neighbourhood"),
+        ("climatology", "gaussian", "drift", "waves", "motion", "standing", "neighbourhood"),
         description="steps of the first estimate, in order; each is used where held-out cells gain by it",
     )
     solver_steps: int = Field(24, ge=2, description="conjugate-gradient steps of the Gaussian estimator")
@@ -179,6 +188,7 @@ class Settings(BaseModel):
     drift: DriftSettings = DriftSettings()
     waves: WavesSettings = WavesSettings()
     motion: MotionSettings = MotionSettings()
+    standing: StandingSettings = StandingSettings()
     neighbourhood: NeighbourhoodSettings = NeighbourhoodSettings()
 
     @field_validator("network")
@@ -239,17 +249,18 @@ def build_denoiser(
     periodic: tuple[bool, bool],
     seed: int,
     maps: int = 0,
+    others: bool = False,
 ) -> Denoiser:
     """An untrained denoiser for crops of (frames, rows, columns) with so many maps.
 
-    The global random state stays as it was.
+    With ``others`` crops have maps of other times besides (`fieldfill.data.other_times`). The global random state stays as it was.
     """
     patch = {"patch": settings.patch} if settings.network in PATCHED else {}
-    chain = build_chain(settings, crop, variables, periodic, maps)
+    chain = build_chain(settings, crop, variables, periodic, maps, others)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = NETWORKS[settings.network](
-            features=(3 + chain.features) * variables + maps,
+            features=(3 + chain.features + 2 * others) * variables + maps,
             variables=2 * variables if settings.spread else variables,
             frames=crop[0],
             base=settings.base,
@@ -264,13 +275,18 @@ def build_denoiser(
 
 
 def build_chain(
-    settings: Settings, crop: tuple[int, int, int], variables: int, periodic: tuple[bool, bool], maps: int
+    settings: Settings,
+    crop: tuple[int, int, int],
+    variables: int,
+    periodic: tuple[bool, bool],
+    maps: int,
+    others: bool = False,
 ) -> Chain:
     """The estimators of ``settings`` for crops of (frames, rows, columns) with so many maps, before they learn."""
     frames, rows, columns = crop
-    shape = CropShape(variables, frames, (rows, columns), periodic, maps, settings)
-    names = [name for name in settings.estimators if frames > 1 or name not in OF_SEQUENCES]
-    return Chain([ESTIMATORS[name](shape) for name in names], settings.chain)
+    shape = CropShape(variables, frames, (rows, columns), periodic, maps, others, settings)
+    without = (() if frames > 1 else OF_SEQUENCES) + (() if others else OF_OTHER_TIMES)
+    return Chain([ESTIMATORS[name](shape) for name in settings.estimators if name not in without], settings.chain)
 
 
 def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from fieldfill.data.cover import Axis, Tiling
+from fieldfill.data.other_times import OtherTimes
 from fieldfill.data.record import IN_MEMORY_BYTES, Record
 from fieldfill.data.transforms import Normaliser
 from fieldfill.errors import InputError
@@ -117,6 +118,8 @@ class Crops:
         cells that only validation sees.
     maps
         (K, H, W) of the whole grid.
+    others
+        what the record shows of each cell at other times than those of a crop; it adds 2C maps to every crop.
     """
 
     record: Record
@@ -124,6 +127,7 @@ class Crops:
     shape: tuple[int, int, int]
     held: HoldOut = field(default_factory=HoldOut)
     maps: Tensor | None = None
+    others: OtherTimes | None = None
 
     def __post_init__(self) -> None:
         samples, _, *sizes = self.record.shape
@@ -272,12 +276,17 @@ class Crops:
 
         They are at least as long as a crop, and if possible at least ``parts``.
         """
-        samples, variables, frames, rows, columns = self.record.shape
-        wanted = max(self.length, samples * frames // parts)
-        step = max(1, min(frames, wanted, SLAB_CELLS // (variables * rows * columns)))
-        found = [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
+        samples, _, frames, _, _ = self.record.shape
+        found = self.all_slabs(max(self.length, samples * frames // parts))
+        step = found[0][2]
         order = torch.randperm(len(found), generator=generator)[: max(1, count // step)].tolist()
         return sorted(found[i] for i in order)
+
+    def all_slabs(self, longest: int) -> list[tuple[int, int, int]]:
+        """(sample, start, stop) of stretches in time, of at most ``longest`` frames, that hold all whole frames."""
+        samples, variables, frames, rows, columns = self.record.shape
+        step = max(1, min(frames, longest, SLAB_CELLS // (variables * rows * columns)))
+        return [(s, first, min(first + step, frames)) for s in range(samples) for first in range(0, frames, step)]
 
     def visible(self, place: Place, length: int | None = None) -> tuple[Tensor, Tensor]:
         """The same without the held-out cells."""
@@ -287,24 +296,30 @@ class Crops:
             observed = observed & ~self.held.within(place, observed, axes)
         return x * observed, observed
 
-    def surroundings(self, places: Sequence[Place]) -> tuple[Tensor, Tensor]:
-        """Maps (B, K, H, W) and domain (B, C, H, W) of crops."""
-        maps = self.domain.new_zeros(0, *self.domain.shape[1:], dtype=torch.float32) if self.maps is None else self.maps
-        return torch.stack([self.cut(maps, place) for place in places]), torch.stack(
-            [self.cut(self.domain, place) for place in places]
-        )
-
     def training(self, places: Sequence[Place]) -> Batch:
         """Crops without the held-out cells."""
-        x, observed = (torch.stack(part) for part in zip(*(self.visible(place) for place in places)))
-        return Batch(tuple(places), x, observed, *self.surroundings(places))
+        return self._batch(places, *(torch.stack(part) for part in zip(*(self.visible(place) for place in places))))
 
     def held_out(self, places: Sequence[Place]) -> tuple[Batch, Tensor]:
         """Validation crops with all their values, of which only the others are observed, and the held-out cells."""
         pairs = [self.at(place) for place in places]
         x, observed = (torch.stack(part) for part in zip(*pairs))
         held = torch.stack([self.held.within(place, seen, self.axes) for place, (_, seen) in zip(places, pairs)])
-        return Batch(tuple(places), x, observed & ~held, *self.surroundings(places)), held
+        return self._batch(places, x, observed & ~held), held
+
+    def _batch(self, places: Sequence[Place], x: Tensor, observed: Tensor) -> Batch:
+        """Crops x seen at ``observed``, both (B, C, T, H, W), with the maps of their places."""
+        maps = torch.stack([self._maps_at(*of) for of in zip(places, x, observed)])
+        return Batch(tuple(places), x, observed, maps, torch.stack([self.cut(self.domain, place) for place in places]))
+
+    def _maps_at(self, place: Place, x: Tensor, observed: Tensor) -> Tensor:
+        """Maps (K, H, W) of a crop x (C, T, H, W) seen at ``observed``; those of other times come last."""
+        maps = self.domain.new_zeros(0, *self.domain.shape[1:], dtype=torch.float32) if self.maps is None else self.maps
+        maps = self.cut(maps, place)
+        if self.others is None:
+            return maps
+        sums = (self.cut(whole, place) for whole in self.others.sums(place[0]))
+        return torch.cat([maps, self.others.maps(*place[:2], x, observed, *sums)])
 
     def validation(self, seed: int, mine: range | None = None) -> Iterator[tuple[range, Batch, Tensor, Tensor]]:
         """Validation crops, some at a time: their numbers, then as `held_out`, and standard normal noise of their own.

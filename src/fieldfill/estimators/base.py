@@ -76,6 +76,10 @@ class Given:
         """
         return torch.lerp(estimate, self.y, misfit / (misfit + self.noise))
 
+    def unseen(self, misfit: float = 0.01) -> Tensor:
+        """Share of a correction that is used at each cell: all of it beyond the context, little where y is clear."""
+        return torch.where(self.context, self.noise / (misfit + self.noise), 1)
+
 
 def _rows(values: Tensor, chosen: Tensor) -> Tensor:
     return values[chosen] if values.ndim >= 4 and len(values) > 1 else values

@@ -85,7 +85,8 @@ class Steering:
 
     def _scorer(self, estimate: Estimate, seed: int, most: int = 16) -> Callable[[float], tuple[float, float]]:
         """(weight) → held-out error and residual on ``most`` validation crops, both relative to no guidance."""
-        crops = Crops(self.crops.record, self.crops.normaliser, self.crops.shape, maps=self.crops.maps)
+        given = self.crops
+        crops = Crops(given.record, given.normaliser, given.shape, maps=given.maps, others=given.others)
         crops.held = hold_out(crops, 0.1, stream(seed, "hold-out")).part(slice(most))
         batch, held_cells = crops.held_out(crops.held.places)
         x, mean = batch.x, torch.from_numpy(estimate(batch, stream(seed, "choice"))[0])

@@ -268,7 +268,8 @@ class Walk:
         model, everywhere = self.model, known.expand_as(values)
         estimates: list[Expectation] = []
         for spot in self.mosaic.spots:
-            maps, domain = self.crops.surroundings([(self.sample, start, *spot)] * len(values))
+            place = self.crops.training([(self.sample, start, *spot)])
+            maps, domain = (part.expand(len(values), *part.shape[1:]) for part in (place.maps, place.domain))
             x, seen = self.mosaic.cut(values, spot), self.mosaic.cut(everywhere, spot)
             observed = seen & domain[:, :, None]
             imputed = single_step(model.denoiser, x, observed, maps, model.partition, model.ensemble, rows).mean

@@ -166,6 +166,9 @@ def check_arrays(description: Description, arrays: Mapping[str, Tensor]) -> None
     maps = _array(arrays, "maps", torch.float32)
     _need(maps.ndim == 3 and maps.shape[1:] == shape[1:], f"maps has the shape {_size(maps)}")
     _finite("maps", maps)
+    if "others" in arrays:
+        _finite("others", _array(arrays, "others", torch.float32, (2, *shape)))
+        _need(not bool((arrays["others"][1] < 0).any()), "others counts fewer than no values")
     for name, array in arrays.items():
         if name.startswith("denoiser."):
             _finite(name, _array(arrays, name, torch.float32))

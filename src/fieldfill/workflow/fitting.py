@@ -14,6 +14,7 @@ import torch
 from fieldfill.config import UNLIMITED_STEPS, Settings, build_denoiser, static_features
 from fieldfill.data.crops import Crops
 from fieldfill.data.grid import Grid
+from fieldfill.data.other_times import OtherTimes
 from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.saved_state import saved_normaliser
 from fieldfill.diffusion.team import Team
@@ -21,6 +22,7 @@ from fieldfill.diffusion.training import Step, Training
 from fieldfill.errors import InputError
 from fieldfill.estimators.base import Lesson
 from fieldfill.estimators.climatology import ZeroAnomaly, learn_normaliser
+from fieldfill.estimators.standing import Standing
 from fieldfill.execution.threads import using_threads
 from fieldfill.seeds import stream
 from fieldfill.stages import Report, Stages
@@ -111,7 +113,10 @@ def _fit(
     name, partition, audits = audited(crops, bank, settings, seed)
     maps = torch.cat([static_features(crops.domain, crops.normaliser), opened.maps])
     crops.maps = maps
-    denoiser = build_denoiser(settings, crops.shape, len(record.variables), crops.periodic, seed, len(maps))
+    if Standing.name in settings.estimators and record.shape[2] > crops.length:
+        crops.others = OtherTimes.of(crops, settings.standing.weight, settings.standing.rounds)
+    others = crops.others is not None
+    denoiser = build_denoiser(settings, crops.shape, len(record.variables), crops.periodic, seed, len(maps), others)
     training = Training(denoiser, crops, partition, settings.training, seed, team)
     if opened.normaliser is not None and state is not None:
         with refusing_damage(state, *RESTART):
@@ -158,6 +163,7 @@ def _fit(
         domain=crops.domain,
         domain_given=source.domain is not None,
         maps=maps,
+        others=None if crops.others is None else crops.others.known(),
         unsupported=audits[name].unsupported,
         exposure=audits[name].per_cell,
         ensemble=ensemble,

@@ -67,6 +67,8 @@ class Model:
         whether the domain was given, rather than found in the data.
     maps
         (K, H, W) static features of every cell for the network.
+    others
+        (2, C, H, W) what the record showed of each cell, see `fieldfill.data.other_times`; None if nothing uses it.
     exposure
         (C, H, W) conditional query probability of each cell; NaN outside the domain.
     ensemble, spread
@@ -91,6 +93,7 @@ class Model:
     domain: Tensor
     domain_given: bool
     maps: Tensor
+    others: Tensor | None
     unsupported: Tensor
     exposure: Tensor
     ensemble: Ensemble
@@ -176,6 +179,7 @@ class Model:
             normaliser=Normaliser(*statistics),
             domain=inside,
             maps=maps,
+            others=None if self.others is None else torch.from_numpy(placement.cut(self.others.numpy())) * ~beyond,
             unsupported=unsupported | beyond,
             exposure=exposure.masked_fill(beyond, 0),
         )
@@ -222,6 +226,8 @@ class Model:
             "normaliser.mean": torch.from_numpy(self.normaliser.mean),
             "normaliser.std": torch.from_numpy(self.normaliser.std),
         }
+        if self.others is not None:
+            tensors["others"] = self.others
         tensors |= {f"{SPREAD}{name}": torch.from_numpy(array) for name, array in self.spread.arrays().items()}
         weights = write_tensors(tensors)
         description = {
@@ -268,7 +274,13 @@ class Model:
     def _of(cls, description: Description, tensors: Mapping[str, Tensor], notes: dict[str, Any]) -> "Model":
         config, grid = description.config, description.grid
         denoiser = build_denoiser(
-            config, description.crop, len(description.variables), description.crop_periodic, 0, len(tensors["maps"])
+            config,
+            description.crop,
+            len(description.variables),
+            description.crop_periodic,
+            seed=0,
+            maps=len(tensors["maps"]),
+            others="others" in tensors,
         )
         prefix = "denoiser."
         denoiser.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
@@ -292,6 +304,7 @@ class Model:
             domain=tensors["domain"],
             domain_given=description.domain_given,
             maps=tensors["maps"],
+            others=tensors.get("others"),
             unsupported=tensors["unsupported"],
             exposure=tensors["exposure"],
             ensemble=description.ensemble,
