@@ -10,6 +10,7 @@ from torch import Tensor
 from conftest import QUICK, crops_of, draw, gappy_dataset, given_of, lesson_of, seeded
 from fieldfill.config import ESTIMATORS, NEEDED, CropShape, Settings, build_chain, build_denoiser
 from fieldfill.data.crops import Crops
+from fieldfill.data.other_times import OtherTimes
 from fieldfill.estimators.base import Correction, Given
 from fieldfill.estimators.chain import Chain
 from fieldfill.estimators.drift import Drift
@@ -23,7 +24,9 @@ from fieldfill.simulate.gaussian_field import GaussianField
 FRAMES, GRID, PERIODIC = 5, (9, 12), (False, True)
 SHAPE = (2, FRAMES, *GRID)
 MAPS = draw(2, *GRID, seed=7)
-SMALL = CropShape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), settings=QUICK)
+# Means of two variables at other times, and the shares that say how far they can be relied on.
+OTHER_TIMES = torch.cat([draw(2, *GRID, seed=8), draw(2, *GRID, seed=9).sigmoid()])
+SMALL = CropShape(2, FRAMES, GRID, PERIODIC, maps=len(MAPS), others=True, settings=QUICK)
 CORRECTIONS = [name for name, make in ESTIMATORS.items() if isinstance(make(SMALL), Correction)]
 
 
@@ -39,14 +42,16 @@ CHAINS = {name: names_with(name) for name in ESTIMATORS} | {"default": Settings(
 
 def build(names: tuple[str, ...]) -> Chain:
     settings = QUICK.model_copy(update={"estimators": names, "solver_steps": 24})
-    return build_chain(settings, (FRAMES, *GRID), 2, PERIODIC, len(MAPS)).eval()
+    return build_chain(settings, (FRAMES, *GRID), 2, PERIODIC, len(MAPS), others=True).eval()
 
 
 @cache
 def record() -> Crops:
     ds = gappy_dataset(frames=30, names="a,b")
     ds.lon.attrs["periodic"] = 1
-    return crops_of(ds, FRAMES, domain=np.ones(GRID, bool), maps=MAPS)
+    crops = crops_of(ds, FRAMES, domain=np.ones(GRID, bool), maps=MAPS)
+    crops.others = OtherTimes.of(crops, weight=0.5, rounds=2)
+    return crops
 
 
 @cache
@@ -79,7 +84,7 @@ def windows(rows: int = 3) -> Given:
     share = torch.linspace(0.2, 0.9, rows).view(-1, 1, 1, 1, 1)
     context = torch.rand(rows, *SHAPE, generator=seeded(1)) < share
     noise = torch.linspace(0.0, 0.3, rows).view(-1, 1, 1, 1, 1)
-    return given_of(torch.where(context, smooth(rows), 0), context, noise, MAPS)
+    return given_of(torch.where(context, smooth(rows), 0), context, noise, torch.cat([MAPS, OTHER_TIMES]))
 
 
 def smooth(rows: int) -> Tensor:
@@ -289,7 +294,7 @@ def test_every_estimator_can_be_switched_off(name) -> None:
     """With it go those that need it; the rest is as it was, and a denoiser can be built of it."""
     rest = tuple(other for other in ESTIMATORS if other != name and NEEDED.get(other) != name)
     settings = Settings(window=FRAMES, base=8, levels=1, estimators=rest)
-    denoiser = build_denoiser(settings, (FRAMES, *GRID), 2, PERIODIC, seed=0, maps=len(MAPS))
+    denoiser = build_denoiser(settings, (FRAMES, *GRID), 2, PERIODIC, seed=0, maps=len(MAPS), others=True)
     assert tuple(denoiser.chain.steps) == rest
     given = windows()
     assert denoiser(torch.full((3,), 0.1), given.y, given.context, given.maps).shape == given.y.shape
@@ -300,6 +305,7 @@ def test_the_estimators_of_settings_are_the_steps_of_the_chain_in_their_order() 
         assert tuple(build(names).steps) == names
     alone = build_chain(Settings(window=1), (1, *GRID), 2, PERIODIC, 0)
     assert "motion" in Settings().estimators and "motion" not in alone.steps  # one frame does not move
+    assert "standing" in Settings().estimators and "standing" not in alone.steps  # and there are no other times
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,8 @@ def build_denoiser(
 ) -> Denoiser:
     """An untrained denoiser for crops of (frames, rows, columns) with so many maps.
 
-    With ``others`` crops have maps of other times besides (`fieldfill.data.other_times`). The global random state stays as it was.
+    With ``others`` crops have maps of other times besides (`fieldfill.data.other_times`). The global random state stays
+    as it was.
     """
     patch = {"patch": settings.patch} if settings.network in PATCHED else {}
     chain = build_chain(settings, crop, variables, periodic, maps, others)

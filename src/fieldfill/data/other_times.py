@@ -5,11 +5,12 @@ their frame, summed over the n frames outside the crop in which a cell is visibl
 
 .. math:: m = \frac{\sum a}{n + k}, \qquad s = \frac{n}{n + k}
 
-are the mean of a cell, drawn to 0 where it was hardly seen, and how much it can be relied on. No frame of the crop
-takes part, so a network that has to find a value of the crop does not see that value here.
+are the mean of a cell, drawn to 0 where it was hardly seen, and how much it can be relied on. No value of the crop is
+in these sums, so a network that has to find one does not see it here.
 
 The offset of a frame is the mean of what its visible cells exceed their own means by, in turns with these means: the
-plain mean of a frame would be too high where only warm cells were seen.
+plain mean of a frame would be too high where only warm cells were seen. One value moves the offsets by next to nothing,
+so those of all frames are fitted once.
 """
 
 from dataclasses import dataclass

@@ -147,7 +147,7 @@ def _other_times(model: Model, crops: Crops) -> OtherTimes | None:
     if model.others is None:
         return None
     settings = model.config.standing
-    learnt = OtherTimes(*model.others[:, None], offsets=None, weight=settings.weight)
+    learnt = OtherTimes(model.others[:1], model.others[1:], offsets=None, weight=settings.weight)
     if crops.record.shape[2] <= crops.length:
         return learnt
     own = OtherTimes.of(crops, settings.weight, settings.rounds)
