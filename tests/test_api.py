@@ -12,7 +12,6 @@ import xarray as xr
 import fieldfill as ff
 from conftest import QUICK, crops_of, field_of, gappy_dataset, seeded, simulated_dataset
 from fieldfill.api import budget_of
-from fieldfill.data.crops import Crops
 from fieldfill.data.record import open_record
 from fieldfill.errors import InputError
 from fieldfill.estimators.chain import Chain
@@ -306,7 +305,7 @@ def test_the_budget_of_a_fill_is_that_of_its_contexts_and_adds_up_to_its_varianc
     """One crop, whose contexts are drawn here once more: the variance between them is known without any budget."""
     ds, filler = gappy_dataset(names="a,b", frames=4), with_contexts(filler)
     model, filled = filler.model_, filler.fill(ds, budget=True, seed=3)
-    crops = Crops(open_record(ds, domain=model.domain.numpy()), model.normaliser, model.shape, maps=model.maps)
+    crops = model.crops(open_record(ds, domain=model.domain.numpy()))
     place = (0, 0, 0, 0)
     batch, streams = crops.training([place]), [place_stream(3, *place)]
     parts = batch.x, batch.observed, batch.maps

@@ -47,7 +47,7 @@ class Case:
     def crops(self) -> Crops:
         model = self.filler.model_
         record = open_record(self.ds, domain=model.domain.numpy())
-        return Crops(record, model.normaliser, model.shape, maps=model.maps)
+        return model.crops(record)
 
 
 def case_of(periodic: bool) -> Case:

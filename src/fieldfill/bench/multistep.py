@@ -5,7 +5,6 @@ import torch
 import xarray as xr
 
 from fieldfill.api import Filler
-from fieldfill.data.crops import Crops
 from fieldfill.data.record import open_record
 from fieldfill.sampling.members import Sampling, draw_members
 from fieldfill.sampling.solvers import Solver
@@ -17,7 +16,7 @@ def realise(filler: Filler, gappy: xr.Dataset, weighting: str, steps: int, seed:
     """One realisation of every sample of ``gappy``, in the format of a fill; ``weighting`` names omega."""
     model = filler.model_
     record = open_record(gappy, model.variables, model.dims, model.domain.numpy())
-    crops = Crops(record, model.normaliser, model.shape, maps=model.maps)
+    crops = model.crops(record)
     sampling = Sampling("weighted", Solver(steps=steps, order=1, grid="time"), weighting=weighting)
     nothing = torch.zeros(record.shape[1:])  # this sampler takes the mean from the observations itself
     drawn = [

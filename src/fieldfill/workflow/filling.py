@@ -16,7 +16,6 @@ from fieldfill.data.axes import Selection
 from fieldfill.data.crops import Crops
 from fieldfill.data.finite import floating
 from fieldfill.data.inputs import SEASON
-from fieldfill.data.other_times import OtherTimes
 from fieldfill.data.record import Record
 from fieldfill.data.survey import as_dataset
 from fieldfill.errors import InputError, InputWarning
@@ -94,8 +93,7 @@ def fill_data(
     record = replace(record, keeps_all=not model.domain_given and request.domain is None)
     record.check_names(request.kinds, request.suffix)
     model, record = _placed(model, record, request.domain is not None)
-    crops = Crops(record, model.normaliser, model.shape, maps=model.maps)
-    crops.others = _other_times(model, crops)
+    crops = model.crops(record)
     with _solvable():
         result = _Result(model, crops, request)
         frames, rows, columns = crops.shape
@@ -140,18 +138,6 @@ def _placed(model: Model, record: Record, given: bool) -> tuple[Model, Record]:
         )
         warnings.warn(text, InputWarning, stacklevel=3)
     return model.placed(placement, domain), replace(record, domain=domain)
-
-
-def _other_times(model: Model, crops: Crops) -> OtherTimes | None:
-    """What the record itself shows at other times, or the one that was learnt from if that holds twice as much."""
-    if model.others is None:
-        return None
-    settings = model.config.standing
-    learnt = OtherTimes(model.others[:1], model.others[1:], offsets=None, weight=settings.weight)
-    if crops.record.shape[2] <= crops.length:
-        return learnt
-    own = OtherTimes.of(crops, settings.weight, settings.rounds)
-    return own if 2 * own.count.sum() >= learnt.count.sum() else learnt
 
 
 class _Result:

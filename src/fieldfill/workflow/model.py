@@ -25,7 +25,9 @@ from fieldfill.data.crops import Batch, Crops, Place
 from fieldfill.data.grid import Grid, Placement
 from fieldfill.data.inputs import SEASON
 from fieldfill.data.kinds import FolderKind
+from fieldfill.data.other_times import OtherTimes
 from fieldfill.data.outputs import check_output, replacing
+from fieldfill.data.record import Record
 from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.denoiser import Denoiser
 from fieldfill.errors import InputError
@@ -134,6 +136,20 @@ class Model:
 
     def _step(self, batch: Batch, ensemble: Ensemble, generators: Sequence[Generator]) -> Estimate:
         return single_step(self.denoiser, batch.x, batch.observed, batch.maps, self.partition, ensemble, generators)
+
+    def crops(self, record: Record) -> Crops:
+        """The crops of a record on the grid of the model.
+
+        Other times are those of the record itself, or of the one that was learnt from if that shows twice as much.
+        """
+        crops = Crops(record, self.normaliser, self.shape, maps=self.maps)
+        if self.others is not None:
+            settings = self.config.standing
+            crops.others = OtherTimes(self.others[:1], self.others[1:], offsets=None, weight=settings.weight)
+            if record.shape[2] > crops.length:
+                own = OtherTimes.of(crops, settings.weight, settings.rounds)
+                crops.others = own if 2 * own.count.sum() >= crops.others.count.sum() else crops.others
+        return crops
 
     def periodic(self, batch: Batch) -> tuple[bool, bool]:
         """Whether rows and columns of crops close on themselves: they do if a crop is as large as a periodic grid."""
