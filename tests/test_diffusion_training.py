@@ -86,7 +86,7 @@ def test_windows_that_cannot_be_split_are_counted_and_reported() -> None:
     observed = training.crops.at(training.crops.place(0))[1]
     training.pools.partition = MaskSwap(observed.expand(len(bank), *observed.shape).clone())
     training.crops.held = type(training.crops.held)((), ())
-    with pytest.raises(InputError, match="not one window could be split"):
+    with pytest.raises(InputError, match="not one crop could be split"):
         training.run()
     assert training.skipped == training.step * training.settings.batch
 

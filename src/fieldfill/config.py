@@ -367,7 +367,9 @@ def build_mask(name: str, observed: float, grid: tuple[int, int]) -> MaskModel:
     BlockMask(rows=3, cols=3, observed=4, static=True, shared=True)
     """
     if not 0 < observed < 1:
-        raise InputError(f"observed={observed}: the share of observed cells lies between 0 and 1")
+        raise InputError(
+            f"observed={observed}: the share of observed cells must lie strictly between 0 and 1, such as 0.3"
+        )
     return MASKS[_known("mask pattern", name, MASKS)](observed, grid)
 
 
@@ -397,9 +399,11 @@ def simulator_of(truth: xr.Dataset) -> Simulator | None:
     known = {builder.__name__: builder for builder in SIMULATORS.values() if isinstance(builder, type)}
     name, settings = truth.attrs["simulator"], truth.attrs.get("settings", "")
     if name not in known:
-        raise InputError(f"the truth names the simulator '{name}'; known are {', '.join(known)}")
+        raise InputError(f"the truth names the simulator '{name}', which is unknown; known are {', '.join(known)}")
     try:
         given = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(settings).items()}
         return known[name](**given)
     except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"cannot rebuild {name} from settings={settings!r} of the truth: {error}") from error
+        raise InputError(
+            f"cannot rebuild {name} from settings={settings!r} of the truth: {error}; simulate it again"
+        ) from error

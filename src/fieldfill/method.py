@@ -66,7 +66,7 @@ class Method(abc.ABC):
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
-                raise InputError(f"{type(self).__name__} has no parameter '{name}'; it has {', '.join(known)}")
+                raise InputError(f"{type(self).__name__} has no parameter '{name}'; choose one of {', '.join(known)}")
             setattr(self, name, value)
         return self
 

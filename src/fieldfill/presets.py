@@ -48,13 +48,15 @@ def preset(
     if name not in PRESETS:
         raise InputError(f"unknown preset '{name}'; choose one of {', '.join(PRESETS)}")
     if window is not None and window < 1:
-        raise InputError(f"window={window}; a window has one frame or more")
+        raise InputError(f"window={window} must be at least 1; give the frames that the model sees together")
     if crop is not None and crop < LEAST_CROP:
-        raise InputError(f"crop={crop}; a crop has {LEAST_CROP} rows and columns or more")
+        raise InputError(
+            f"crop={crop} must be at least {LEAST_CROP}; give the rows and columns that the model sees together"
+        )
     if steps is not None and steps < 1:
-        raise InputError(f"steps={steps}; train for one step or more")
+        raise InputError(f"steps={steps} must be at least 1")
     if minutes is not None and not minutes > 0:
-        raise InputError(f"minutes={minutes}; give a time above 0")
+        raise InputError(f"minutes={minutes} must be above 0")
     base = PRESETS[name]
     # Where minutes are given, they end the training, or validation that has stopped improving.
     training = replace(base.training, steps=steps or (base.training.steps if minutes is None else UNLIMITED_STEPS))

@@ -45,7 +45,10 @@ class GaussianOptimum(Baseline):
     def _learn(self, data: Gappy) -> None:
         super()._learn(data)
         if data.domain.shape[1:] != self.field.shape:
-            raise InputError(f"the grid is {data.domain.shape[1:]}, the Gaussian field's {self.field.shape}")
+            raise InputError(
+                f"the grid is {data.domain.shape[1:]}, and the Gaussian field has {self.field.shape}; "
+                "give a field of the same grid"
+            )
 
     def _estimate(self, data: Gappy) -> tuple[np.ndarray, np.ndarray | None]:
         _, _, frames, rows, columns = data.values.shape

@@ -299,7 +299,9 @@ def _simulated(
         write(scale.simulators[data], path, count, seed=("train", "test").index(split))
     ds = open_dataset(path).load()
     if ds.sizes["sample"] != count or simulator_of(ds) != scale.simulators[data]:
-        raise InputError(f"{path} holds other data than those of the scale '{scale.name}'; remove it")
+        raise InputError(
+            f"{path} holds other data than those of the scale '{scale.name}'; remove it, and they are simulated again"
+        )
     return ds
 
 

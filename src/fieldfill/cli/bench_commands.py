@@ -20,19 +20,26 @@ app = typer.Typer(
 )
 
 Names = Annotated[list[str] | None, typer.Argument(help="Benches; all of them by default (see 'bench list').")]
-ScaleName = Annotated[str, typer.Option("--scale", help="smoke (seconds), cpu (the committed rows) or paper (GPU).")]
+ScaleName = Annotated[
+    str,
+    typer.Option(
+        "--scale", help="Size of the problems: smoke (seconds), cpu (the committed rows) or paper (meant for a GPU)."
+    ),
+]
 Results = Annotated[
     Path | None,
     typer.Option(
         "--results",
-        help="Folder of the rows; default: benchmarks/results, for other scales than cpu a folder beside it.",
+        help="Folder of the rows; default: benchmarks/results, or benchmarks/results-SCALE for other scales than cpu.",
     ),
 ]
-Cache = Annotated[Path | None, typer.Option("--cache", help="Data and models; default: .bench_cache beside the rows.")]
-Minutes = Annotated[
-    float | None, typer.Option("--minutes", help="Processor minutes of a training; default: the scale's.")
+Cache = Annotated[
+    Path | None, typer.Option("--cache", help="Folder for data and models; default: .bench_cache beside the rows.")
 ]
-Threads = Annotated[int, typer.Option("--threads", help="Threads of a training.")]
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", help="Processor minutes of each training; default: those of the scale.")
+]
+Threads = Annotated[int, typer.Option("--threads", help="Threads of each training.")]
 
 
 def _note(text: str) -> None:
@@ -55,14 +62,16 @@ def _runner(scale: str, results: Path | None, cache: Path | None, minutes: float
     from fieldfill.bench.runner import Runner, default_cache
 
     if threads < 1 or (minutes is not None and not minutes > 0):
-        raise InputError(f"--threads {threads}, --minutes {minutes}: give one thread or more and a time above 0")
+        raise InputError(
+            f"--threads {threads}, --minutes {minutes} cannot be used; give one thread or more and a time above 0"
+        )
     folder = _folder(results, scale)
     return Runner(folder, _scale(scale), cache or default_cache(folder), minutes, threads, _note)
 
 
 @app.command("list", epilog="Example: fieldfill bench list")
 def list_benches(scale: ScaleName = "cpu", results: Results = None, as_json: Json = False) -> None:
-    """Name every bench, and how many of its rows are there."""
+    """List every bench, and how many of its rows have been measured."""
     from fieldfill.bench.benches import BENCHES
     from fieldfill.bench.rows import MEASURED, read
 
@@ -88,16 +97,16 @@ def list_benches(scale: ScaleName = "cpu", results: Results = None, as_json: Jso
 def run(
     names: Names = None,
     scale: ScaleName = "cpu",
-    case: Annotated[str | None, typer.Option("--case", help="Only this case.")] = None,
-    method: Annotated[str | None, typer.Option("--method", help="Only this method.")] = None,
-    seeds: Annotated[str, typer.Option("--seeds", help="Seeds, separated by commas.")] = "0",
+    case: Annotated[str | None, typer.Option("--case", help="Measure only this case.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="Measure only this method.")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Seeds, separated by commas, such as 0,1.")] = "0",
     minutes: Minutes = None,
     threads: Threads = 2,
     results: Results = None,
     cache: Cache = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the rows that are not there yet. An interrupted run goes on with the next missing row."""
+    """Measure the rows that are missing. An interrupted run goes on with the next missing row."""
     from fieldfill.bench.benches import BENCHES, jobs_of
 
     try:
@@ -113,7 +122,7 @@ def run(
 @app.command(epilog="Example: fieldfill bench table block --html tables.html")
 def table(
     names: Names = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a page here.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write the tables to this HTML file.")] = None,
     results: Results = None,
     as_json: Json = False,
 ) -> None:
@@ -162,11 +171,13 @@ def claims(results: Results = None, as_json: Json = False) -> None:
 
 @app.command(epilog="Example: fieldfill bench page -o docs/results.md")
 def page(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Markdown file, written anew.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Markdown file to write; an existing page of results is replaced.")
+    ],
     results: Results = None,
     as_json: Json = False,
 ) -> None:
-    """Write all tables and statements as one page."""
+    """Write all tables and statements to one Markdown page."""
     from fieldfill.bench.results_page import RESULTS, results_page
     from fieldfill.bench.rows import read
     from fieldfill.bench.summary import Summary
@@ -180,7 +191,7 @@ def page(
 
 @app.command(epilog="Example: fieldfill bench figures -o docs/images/bench")
 def figures(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the pictures.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write the pictures to.")],
     scale: ScaleName = "cpu",
     minutes: Minutes = None,
     threads: Threads = 2,

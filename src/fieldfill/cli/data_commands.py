@@ -29,13 +29,13 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for data, model and report.")] = Path(
         "demo_output"
     ),
-    steps: Annotated[int, typer.Option("--steps", help="Training steps.")] = 200,
-    frames: Annotated[int, typer.Option("--frames", help="Days of data to make.")] = 360,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of the training.")] = 200,
+    frames: Annotated[int, typer.Option("--frames", help="Days of data to simulate.")] = 360,
     seed: Seed = 0,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Make gappy data, check, fit, fill and score it, and write a report."""
+    """Simulate gappy data, then check, fit, fill and score them, and write a report."""
     from fieldfill.bench import demo as demonstration
 
     with showing_progress() as report:
@@ -46,14 +46,14 @@ def demo(
 def simulate(
     equation: Annotated[str, typer.Argument(help="advection, shallow-water, navier-stokes, kolmogorov or gaussian.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Zarr store to write.")],
-    samples: Annotated[int, typer.Option("--samples", help="Independent sequences.")] = 64,
+    samples: Annotated[int, typer.Option("--samples", help="Number of independent sequences.")] = 64,
     size: Annotated[int | None, typer.Option("--size", help="Cells along a side; default: the paper's.")] = None,
     frames: Annotated[int | None, typer.Option("--frames", help="Frames of a sequence; default: the paper's.")] = None,
     seed: Seed = 0,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write a complete data set of an equation. An interrupted run goes on where it stopped."""
+    """Simulate a complete data set with an equation. An interrupted run goes on where it stopped."""
     from fieldfill.config import build_simulator
     from fieldfill.simulate.store import write
 
@@ -69,10 +69,15 @@ def simulate(
 
 def mask(
     data: Data,
-    pattern: Annotated[str, typer.Option("--pattern", help="pixel, block, cloud, swath, track, ...")],
+    pattern: Annotated[
+        str, typer.Option("--pattern", help="Shape of the gaps: pixel, block, cloud, swath, track, ...")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="OUT.nc or OUT.zarr.")],
     observed: Annotated[float, typer.Option("--observed", help="Share of the cells that stay observed.")] = 0.3,
-    every: Annotated[int | None, typer.Option("--every", help="Draw a new mask every so many frames.")] = None,
+    every: Annotated[
+        int | None,
+        typer.Option("--every", help="Draw a new mask after so many frames; default: one draw for each sample."),
+    ] = None,
     variables: Variables = None,
     dims: DimNames = None,
     sel: Chosen = None,
@@ -81,7 +86,7 @@ def mask(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Hide cells of complete data; the input stays as the truth."""
+    """Hide cells of complete data. The input file is not changed and can serve as the truth."""
     from fieldfill.api import hide
     from fieldfill.data.io import open_dataset, save_dataset, stored_bytes
     from fieldfill.data.kinds import data_kind

@@ -48,7 +48,7 @@ def main_options(
 
 
 def versions(as_json: Json = False) -> None:
-    """Print the versions that matter in a bug report."""
+    """Print the versions of fieldfill and what it uses, for bug reports."""
     from fieldfill.execution.environment import versions as found
 
     table = found()

@@ -48,12 +48,15 @@ def check(
     domain: Domain = None,
     sel: Chosen = None,
     each: Each = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the exposure map here.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write the exposure of each cell to this file, OUT.nc or OUT.zarr."),
+    ] = None,
     overwrite: Overwrite = False,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Audit, from the masks alone, which cells can be learnt. Exit code 1 if some cannot."""
+    """Find out from the gaps alone which cells can be learnt. The exit code is 1 if some cannot."""
     from fieldfill.api import check as audit
     from fieldfill.data.io import open_dataset, save_dataset
     from fieldfill.data.kinds import data_kind
@@ -85,11 +88,14 @@ def fit(
     variables: Variables = None,
     window: Window = None,
     crop: Crop = None,
-    preset: Annotated[str, typer.Option("--preset", help="fast, standard or paper.")] = "fast",
+    preset: Annotated[
+        str, typer.Option("--preset", help="fast (minutes), standard (an hour) or paper (the published method).")
+    ] = "fast",
     partition: PartitionName = "auto",
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps; default: the preset's.")] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", help="Time of the whole fit; default: the preset's steps.")
+        float | None,
+        typer.Option("--minutes", help="Most minutes for the whole fit; default: as long as the preset's steps take."),
     ] = None,
     inputs: Inputs = None,
     log: Log = None,
@@ -100,13 +106,14 @@ def fit(
     each: Each = None,
     seed: Seed = 0,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Threads of torch; default: the fastest in a short test.")
+        int | None,
+        typer.Option("--threads", min=1, help="Threads to compute with; default: the fastest number in a short test."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Learn a model from gappy data. Progress is kept beside OUTPUT; --resume takes it up after a crash."""
+    """Learn a model from gappy data. Checkpoints are kept beside OUTPUT; --resume continues from the last one."""
     from fieldfill import api as ff
     from fieldfill.data.io import open_dataset
     from fieldfill.data.outputs import check_distinct, check_output
@@ -162,31 +169,50 @@ def fill(
     output: Annotated[Path, typer.Option("-o", "--output", help="OUT.nc or OUT.zarr.")],
     members: Annotated[int, typer.Option("--members", help="Number of realisations to add.")] = 0,
     sampler: Annotated[
-        str | None, typer.Option("--sampler", help="Of the members: conditional, exact or weighted.")
+        str | None,
+        typer.Option(
+            "--sampler",
+            help="Sampler of the members: conditional, exact or weighted; default: conditional if the model allows it.",
+        ),
     ] = None,
     solver_steps: Annotated[
-        int | None, typer.Option("--solver-steps", help="Steps of the exact and the weighted sampler.")
+        int | None, typer.Option("--solver-steps", help="Steps of the solver of the exact and the weighted sampler.")
     ] = None,
-    order: Annotated[int, typer.Option("--order", help="Order of their solver: 1 (DDIM) or 2.")] = 2,
+    order: Annotated[int, typer.Option("--order", help="Order of that solver: 1 (DDIM) or 2.")] = 2,
     guidance: Annotated[
-        str, typer.Option("--guidance", help="Weight of the equation of simulated data, or auto.")
+        str,
+        typer.Option(
+            "--guidance", help="For simulated data: weight of their equation, or auto to choose it on held-out cells."
+        ),
     ] = "0",
-    budget: Annotated[bool, typer.Option("--budget", help="Add where the error of each cell comes from.")] = False,
-    quantiles: Annotated[str | None, typer.Option("--quantiles", help="Quantiles to add: 0.05,0.95.")] = None,
-    workers: Annotated[int, typer.Option("--workers", help="Processes that share the windows.")] = 1,
-    seed: Annotated[int | None, typer.Option("--seed", help="Default: the model's.")] = None,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="Add v_budget: the parts of the variance of each cell.")
+    ] = False,
+    quantiles: Annotated[str | None, typer.Option("--quantiles", help="Quantiles to add, such as 0.05,0.95.")] = None,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that share the work.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of all random choices; default: the model's.")
+    ] = None,
     suffix: Annotated[
-        str, typer.Option("--suffix", help="For data with a v_std of their own: _ff gives v_ff_std.")
+        str,
+        typer.Option(
+            "--suffix",
+            help="Goes into the names of new variables: _ff gives v_ff_std, for data with a v_std of their own.",
+        ),
     ] = "",
     sel: Chosen = None,
     each: Each = None,
     domain: Annotated[
-        str | None, typer.Option("--domain", help="The domain outside the region that was fitted, a variable.")
+        str | None,
+        typer.Option(
+            "--domain",
+            help="Variable of the file that is not 0 where the field exists, for cells outside the fitted region.",
+        ),
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Fill the gaps of a file: the same file with the holes filled, v_std and v_flag beside each variable."""
+    """Fill the gaps of a file. The output has a standard deviation v_std and a flag v_flag beside each variable v."""
     from fieldfill import api as ff
     from fieldfill.data.ancillary import FLAGS, companions
     from fieldfill.data.encoding import check_writable

@@ -36,36 +36,52 @@ __all__ = [
     "settings_from",
 ]
 
-Data = Annotated[Path, typer.Argument(help="NetCDF, Zarr or GRIB file; NaN (or the fill value) means missing.")]
+Data = Annotated[Path, typer.Argument(help="NetCDF, Zarr or GRIB file; NaN or the fill value means missing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output of the same kind.")]
 Variables = Annotated[str | None, typer.Option("--vars", help="Variables, separated by commas; default: all.")]
 DimNames = Annotated[
-    str | None, typer.Option("--dims", help="Names of time, rows, columns: time,lat,lon; - for one that is not there.")
+    str | None,
+    typer.Option(
+        "--dims", help="Dimensions of time, rows and columns, such as time,lat,lon; - for one that the data lack."
+    ),
 ]
 Chosen = Annotated[
-    list[str] | None, typer.Option("--sel", help="Value of another dimension: depth=0; may be given several times.")
+    list[str] | None,
+    typer.Option("--sel", help="Take one value of another dimension, such as depth=0; may be given several times."),
 ]
 Each = Annotated[
-    str | None, typer.Option("--each", help="Other dimensions along which every index is a sample of its own: level.")
+    str | None, typer.Option("--each", help="Dimensions whose every index is an independent sample, such as level.")
 ]
-Domain = Annotated[str | None, typer.Option("--domain", help="Variable that is non-zero where the field exists.")]
-Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
+Domain = Annotated[
+    str | None, typer.Option("--domain", help="Variable of the file that is not 0 where the field exists.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices; the same seed gives the same result.")]
 Window = Annotated[
     int | None, typer.Option("--window", help="Frames that the model sees together; default: chosen from the data.")
 ]
 Crop = Annotated[
-    int | None, typer.Option("--crop", help="Rows and columns seen together; default: chosen from the data.")
+    int | None,
+    typer.Option("--crop", help="Rows and columns that the model sees together; default: chosen from the data."),
 ]
 Inputs = Annotated[
-    str | None, typer.Option("--inputs", help="More for the network: coordinates, day-of-year, names of maps.")
+    str | None, typer.Option("--inputs", help="More inputs for the network: coordinates, day-of-year, names of maps.")
 ]
-Log = Annotated[str | None, typer.Option("--log", help="Positive variables to learn in their logarithm.")]
+Log = Annotated[
+    str | None, typer.Option("--log", help="Positive variables to learn in their logarithm, separated by commas.")
+]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting, such as network=fno or training.precision=bf16.")
+    list[str] | None,
+    typer.Option(
+        "--set", help="Change any setting, such as network=fno or training.precision=bf16; may be given several times."
+    ),
 ]
 PartitionName = Annotated[
-    str, typer.Option("--partition", help="auto, swap, pixel, block:3x3, station, frame, variable, ...")
+    str,
+    typer.Option(
+        "--partition",
+        help="How observed cells are divided for training: auto, swap, pixel, block:3x3, station, frame, variable, ...",
+    ),
 ]
 
 
@@ -81,7 +97,8 @@ def dims_in(text: str | None) -> "Dims | None":
         return None
     if len(names) != 3:
         raise InputError(
-            f"--dims {text!r} must name three dimensions, such as --dims time,lat,lon, with - for one that is not there"
+            f"--dims {text!r} must name three dimensions, such as --dims time,lat,lon, "
+            "with - for one that the data lack"
         )
     time, rows, columns = (None if name == "-" else name for name in names)
     return time, rows, columns

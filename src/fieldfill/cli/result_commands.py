@@ -21,7 +21,7 @@ def score(
     variables: Variables = None,
     as_json: Json = False,
 ) -> None:
-    """Score a filled file against the truth, on the missing cells only; simulated truth also by its equation."""
+    """Score a filled file against the truth, on the missing cells only, and simulated data also by their equation."""
     from fieldfill.data.io import open_dataset
     from fieldfill.metrics import score as score_records
 
@@ -67,12 +67,14 @@ def _physics(filled: "xr.Dataset", true: "xr.Dataset") -> dict[str, tuple[Any, s
 def report(
     filled: Annotated[Path, typer.Argument(help="A filled file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML page to write.")],
-    truth: Annotated[Path | None, typer.Option("--truth", help="The complete data, if there are any.")] = None,
-    model: Annotated[Path | None, typer.Option("--model", help="The model, for its training curve.")] = None,
+    truth: Annotated[
+        Path | None, typer.Option("--truth", help="The complete data, if there are any; adds errors.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option("--model", help="The fitted model; adds its training curve.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write a page about a filled file: maps, uncertainty, errors. It opens without a network."""
+    """Write one HTML page about a filled file: maps, uncertainty, errors. It needs no internet connection."""
     from fieldfill import api as ff
     from fieldfill.data.io import open_dataset
     from fieldfill.data.kinds import PAGE

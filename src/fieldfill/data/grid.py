@@ -51,11 +51,14 @@ class Grid:
             values = _known(found, name)
             if len(values) != len(expected):
                 raise InputError(
-                    f"fitted on {len(expected)} '{name}', the data have {len(values)}; regrid or fit again"
+                    f"the model was fitted on {len(expected)} '{name}', the data have {len(values)}; "
+                    "regrid the data, or fit again"
                 )
             step = abs(expected[-1] - expected[0]) / max(1, len(expected) - 1)
             if not np.allclose(values, expected, rtol=0, atol=1e-3 * step):
-                raise InputError(f"the '{name}' coordinates are not those that were fitted on; regrid or fit again")
+                raise InputError(
+                    f"the '{name}' coordinates are not those that were fitted on; regrid the data, or fit again"
+                )
 
     def place(self, record: Record, crop: tuple[int, int, int]) -> "Placement":
         """Where a record lies on this grid, with cells around it if it is smaller than a crop."""
@@ -264,7 +267,10 @@ class _Along:
 def _known(found: Mapping[str, list[float]], name: str) -> list[float]:
     if name not in found:
         names = ", ".join(found)
-        raise InputError(f"fitted on the dimension '{name}', the data have {names}; rename or fit again")
+        raise InputError(
+            f"the model was fitted on the dimension '{name}', the data have {names}; "
+            "rename it in the data, or fit again"
+        )
     return found[name]
 
 

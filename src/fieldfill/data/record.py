@@ -302,7 +302,7 @@ def open_record(
     names = choose_variables(ds, axes, variables, domain if isinstance(domain, str) else None)
     for name in log:
         if name not in names:
-            raise InputError(f"log: '{name}' is none of the variables to fill ({', '.join(names)})")
+            raise InputError(f"log: '{name}' is none of the variables to fill; name one of {', '.join(names)}")
     ds, replaced = without_earlier_fill(ds, names)
     size = sum(ds[name].nbytes for name in names)
     if size <= IN_MEMORY_BYTES:

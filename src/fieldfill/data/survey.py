@@ -55,7 +55,7 @@ def choose_variables(
             raise InputError(f"no floating-point variable has exactly the dimensions {', '.join(axes.names)}; {has}")
         return _texts(chosen)
     if len(variables) == 0:
-        raise InputError("no variable was named; give at least one, or none at all for every variable")
+        raise InputError("no variable was named; name at least one, or leave the list out to take all")
     for name in variables:
         if name not in ds.data_vars:
             raise InputError(f"no variable '{name}' in the data (it has {', '.join(map(str, ds.data_vars))})")
@@ -68,14 +68,16 @@ def choose_variables(
         if axes.others(ds[name]):
             raise InputError(_excess(ds, axes, name))
         if ds[name].dtype.kind != "f":
-            raise InputError(f"variable '{name}' is {ds[name].dtype}, which cannot be missing; convert it to float")
+            raise InputError(
+                f"variable '{name}' is {ds[name].dtype}, which has no NaN for missing values; convert it to float"
+            )
     return _texts(variables)
 
 
 def _texts(names: Sequence[Hashable]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
-            raise InputError(f"the variable {name!r} has a name that is no text; rename it")
+            raise InputError(f"the variable {name!r} has a name that is not text; rename it")
     return tuple(map(str, names))
 
 

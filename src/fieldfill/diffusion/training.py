@@ -95,7 +95,7 @@ class Training:
     def __post_init__(self) -> None:
         if self.team.size > self.settings.batch:
             raise InputError(
-                f"{self.team.size} processes for batches of {self.settings.batch} windows; "
+                f"{self.team.size} processes for batches of {self.settings.batch} crops; "
                 "start fewer processes or choose a larger batch"
             )
         self.denoiser.to(self.team.device)
@@ -157,7 +157,7 @@ class Training:
         self.denoiser.cpu()
         if self.step and self.skipped >= self.step * self.settings.batch:
             raise InputError(
-                "not one window could be split into context and query: the gaps are the same in every window; "
+                "not one crop could be split into context and query, because the gaps are the same in every crop; "
                 "choose another partition (see 'fieldfill check')"
             )
 

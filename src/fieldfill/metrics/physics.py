@@ -120,7 +120,10 @@ class _ComparedFields:
         names = [name for name in simulator.units if name not in simulator.variables]
         missing = [name for name in names if name not in true[0].coords]
         if missing:
-            raise InputError(f"the truth has lost its coordinates {', '.join(missing)}: they are parameters to keep")
+            raise InputError(
+                f"the truth lacks the coordinates {', '.join(missing)}, the parameters of its equation; "
+                "keep them in the file"
+            )
         parameters = {name: torch.from_numpy(np.atleast_1d(true[0][name].values).astype(float)) for name in names}
         return cls([_ordered(value) for value in values], [_ordered(value) for value in true], parameters)
 

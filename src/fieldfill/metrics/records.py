@@ -131,7 +131,7 @@ def spectrum(field: xr.DataArray, dims: tuple[str, str] | None = None, taper: bo
     rows, columns = dims or tuple(map(str, field.dims[-2:]))
     ordered = field.transpose(..., rows, columns)
     if not np.isfinite(ordered.values).all():
-        raise InputError(f"'{field.name}' has missing cells: a spectrum needs a complete box, select one")
+        raise InputError(f"'{field.name}' has missing cells, and a spectrum needs a complete box; select one")
     wavenumber, energy = energy_spectrum(ordered.values, taper)
     kept = {name: field.coords[name] for name in ordered.dims[:-2] if name in field.coords}
     out = xr.DataArray(energy, {**kept, "wavenumber": wavenumber}, (*ordered.dims[:-2], "wavenumber"), name=field.name)
@@ -238,10 +238,13 @@ def matched(truth: xr.Dataset, value: xr.DataArray) -> xr.DataArray:
             place = _positions(value[dim].values, out[dim].values)
             if (place < 0).any():
                 lost = value[dim].values[place < 0]
-                raise InputError(f"{sizes}; {len(lost)} coordinates ({lost[0]}, ...) are not in the truth")
+                raise InputError(
+                    f"{sizes}; {len(lost)} coordinates ({lost[0]}, ...) are not in the truth; "
+                    "give a truth that has them"
+                )
             out = out.isel({dim: place})
         elif value.sizes[dim] != out.sizes[dim]:
-            raise InputError(f"{sizes}; without coordinates on both sides they must agree")
+            raise InputError(f"{sizes}; give both the same size, or coordinates on both sides")
     return out.transpose(*value.dims)
 
 

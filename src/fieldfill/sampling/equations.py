@@ -64,9 +64,12 @@ class Steering:
         names = [name for name in simulator.units if name not in record.variables]
         lost = [name for name in names if name not in record.ds.coords]
         if lost:
-            raise InputError(f"guidance: the data have lost the coordinates {', '.join(lost)}, parameters to keep")
+            raise InputError(
+                f"guidance: the data lack the coordinates {', '.join(lost)}, the parameters of their equation; "
+                "keep them in the file"
+            )
         if min(crops.length, record.shape[2]) < 3:  # a residual in time needs a frame before and one after
-            raise InputError(f"guidance: a window of {crops.length} frames is too short; fit one of 3 or more")
+            raise InputError(f"guidance: a window of {crops.length} frames is too short; fit with --window 3 or more")
         values = {name: np.broadcast_to(record.ds[name].values, record.shape[:1]).astype(float) for name in names}
         parameters = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
         steering = cls(law, parameters, crops, weight or 0.0, {})
@@ -112,7 +115,7 @@ def _equation(record: Record, simulator: Simulator | None) -> Callable[..., Tens
     law = simulator.residual if isinstance(simulator, Equation) else None
     if simulator is None or law is None:
         raise InputError(
-            "guidance: the data name no simulator with an equation; only simulated data can be guided, leave it out"
+            "guidance: the data name no simulator with an equation, and only simulated data can be guided; leave it out"
         )
     if simulator.variables != record.variables:
         raise InputError(
@@ -120,7 +123,10 @@ def _equation(record: Record, simulator: Simulator | None) -> Callable[..., Tens
             f"{', '.join(record.variables)}; fit exactly those variables in that order"
         )
     if record.logarithmic:
-        raise InputError(f"guidance: the equation is not one of the logarithm of {record.logarithmic[0]}; leave it out")
+        raise InputError(
+            f"guidance: the equation does not hold for the logarithm of '{record.logarithmic[0]}'; "
+            "leave guidance out, or fit without log"
+        )
     coordinates = simulator.coordinates()
     if (len(coordinates["y"][0]), len(coordinates["x"][0])) != record.shape[3:] or not record.domain.all():
         inside = int(record.domain.all(axis=0).sum())

@@ -124,7 +124,7 @@ class NavierStokes:
             some = slice(start, start + 4)
             self._evolve_into(fields[some, 0], first[some, 0], {k: p[some] for k, p in parameters.items()})
         if not torch.isfinite(fields).all():
-            raise InputError(f"the flow blew up with courant={self.courant}: use a smaller courant")
+            raise InputError(f"the flow blew up with courant={self.courant}; use a smaller one")
         return fields
 
     def _evolve_into(self, frames: Tensor, first: Tensor, parameters: Mapping[str, Tensor]) -> None:

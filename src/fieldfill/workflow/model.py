@@ -275,12 +275,18 @@ class Model:
         if not path.exists():
             raise InputError(f"no such model: {path}; make one with 'fieldfill fit DATA -o {path.name}'")
         if not ((path / DESCRIPTION).is_file() and (path / WEIGHTS).is_file()):
-            raise InputError(f"{path} is not a fieldfill model (a directory with {DESCRIPTION} and {WEIGHTS})")
+            raise InputError(
+                f"{path} is not a fieldfill model, which is a directory with {DESCRIPTION} and {WEIGHTS}; "
+                "give one that fit wrote"
+            )
         with refusing_damage(path):
             text, weights = _read(path)
             saved, tensors = dict(json.loads(text)), read_tensors(weights)
         if saved.get("format") != FORMAT:
-            raise InputError(f"the model {path} has format {saved.get('format')}, this version reads {FORMAT}")
+            raise InputError(
+                f"the model {path} has format {saved.get('format')}, and this version reads format {FORMAT}; "
+                "fit it again"
+            )
         with refusing_damage(path):
             description = Description.model_validate_json(text, strict=True)
             check_arrays(description, tensors)

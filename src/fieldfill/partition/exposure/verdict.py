@@ -80,7 +80,10 @@ def audit(
     """
     settings = settings or AuditSettings()
     if len(masks) < LEAST_CROPS:
-        raise InputError(f"{len(masks)} crops: an audit needs at least {LEAST_CROPS}; use a shorter window")
+        raise InputError(
+            f"{len(masks)} crops are too few for an audit, which needs {LEAST_CROPS}; "
+            "choose a shorter window or a smaller crop"
+        )
     cases = _exact_cases(partition, masks, settings, generator)
     method: Literal["exact", "estimated"] = "estimated" if cases is None else "exact"
     if cases is None:
