@@ -2,6 +2,7 @@
 
     python benchmarks/uncertainty.py [--cases gaussian-cloud40 era5-pixel20] [--methods intervals] [--seed 1]
     python benchmarks/uncertainty.py --figure docs/images/uncertainty.png
+    python benchmarks/uncertainty.py --scale smoke --results rows-of-smoke     (a minute, to see that all parts run)
 
 A model that is not in the cache of the benchmark is trained; one that is there is calibrated again, so that a change of
 the calibration needs no training. Measured on test samples with known truth, at cells that were missing:
@@ -25,25 +26,25 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from fieldfill.data.windows import Windows
 
 import fieldfill as ff
 from contexts import contexts
 from fieldfill.api import physical_scores
 from fieldfill.bench import rows
 from fieldfill.bench.benches import Job
-from fieldfill.bench.cases import CASES, SCALES, Data, load
+from fieldfill.bench.cases import CASES, SCALES, Case, Data, Scale, load
 from fieldfill.bench.methods import classical, learnt
 from fieldfill.bench.runner import Runner, default_cache
 from fieldfill.bench.study import Measurement, Study, options_of
 from fieldfill.config import build_denoiser
-from fieldfill.data.holdout import hold_out
+from fieldfill.data.crops import Crops
 from fieldfill.data.record import open_record
 from fieldfill.metrics import crps_gaussian, reliability, score_by_distance
 from fieldfill.sampling.contexts import single_step
 from fieldfill.sampling.solvers import Solver
 from fieldfill.seeds import stream
 from fieldfill.uncertainty.held_cells import calibrate, clear_scene
+from fieldfill.workflow.opening import DataSource, open_crops
 
 CASES_OF = (
     "gaussian-cloud40",
@@ -58,34 +59,35 @@ GUIDED = 12
 EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)
 # Test samples of intervals where the coverage differs much between gaps and a sample has one gap.
 MORE = {"advection": 256}
-# Cells of a sample from which on fewer members are drawn and fewer windows timed.
+# Cells of a sample from which on fewer members are drawn and fewer samples timed.
 LARGE = 20_000
 COLOURS = {"quantiles": "C2", "calibrated": "C0", "as the network says": "C1", "clear scenes": "C3"}
 LEVELS = tuple(np.round(np.arange(0.1, 1.0, 0.1), 1))
 QUANTILES = sorted((1 + sign * level) / 2 for level in LEVELS for sign in (-1, 1))
 
 
-def training_windows(filler: ff.Filler, data: Data) -> Windows:
-    """The record of the training with the cells that it held out."""
+def training_crops(filler: ff.Filler, data: Data) -> Crops:
+    """The crops of the training, of which each is a whole sample, with the cells that it held out."""
     model = filler.model_
-    windows = Windows(open_record(data.train, None, None, data.domain), model.normaliser, model.config.window)
-    windows.held = hold_out(windows, model.config.hold_out, stream(model.seed, "hold-out"))
-    return windows
+    assert model.others is None
+    crops = open_crops(DataSource(data.train, domain=data.domain), model.config, model.seed)
+    crops.normalise(model.normaliser)
+    crops.maps = model.maps
+    return crops
 
 
 def calibrated(filler: ff.Filler, data: Data) -> None:
     """Calibrates a model from the cache anew, so that a change of the calibration needs no training."""
-    model = filler.model_
-    windows = training_windows(filler, data)
-    spread = calibrate(model.denoiser, model.partition, windows, model.ensemble, stream(model.seed, "choice"))
+    model, crops = filler.model_, training_crops(filler, data)
+    spread = calibrate(model.denoiser, model.partition, crops, model.ensemble, stream(model.seed, "choice"))
     filler.model_ = replace(model, spread=spread)
 
 
-def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+def intervals(filler: ff.Filler, data: Data, case: Case, scale: Scale) -> dict[str, Any]:
     """Coverage and CRPS of what users get, and of what they would get otherwise."""
-    model, windows = filler.model_, training_windows(filler, data)
-    record = windows.record
-    clear = clear_scene(model.denoiser, model.partition, windows, model.ensemble, stream(0, "choice"))
+    model, crops = filler.model_, training_crops(filler, data)
+    record = crops.record
+    clear = clear_scene(model.denoiser, model.partition, crops, model.ensemble, stream(0, "choice"))
     found = {}
     for name, spread in {"calibrated": model.spread, "as the network says": _raw, "clear scenes": clear}.items():
         filler.model_ = replace(model, spread=spread)
@@ -96,19 +98,19 @@ def intervals(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     return found
 
 
-def more_tests(case: str, data: Data, seed: int, cache: Path) -> Data:
+def more_tests(case: Case, scale: Scale, data: Data, seed: int, cache: Path) -> Data:
     """The data with more test samples than a row of the benchmark has, where few of them say little."""
-    few, kind = SCALES["cpu"], CASES[case].data
-    if kind not in MORE:
+    if case.data not in MORE:
         return data
-    more = load(CASES[case], replace(few, name="tests", samples={kind: (1, MORE[kind])}), seed, cache)
+    larger = replace(scale, name=f"{scale.name}-tests", samples={case.data: (1, MORE[case.data])})
+    more = load(case, larger, seed, cache)
     return replace(data, test=more.test, truth=more.truth)
 
 
-def baselines(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+def baselines(filler: ff.Filler, data: Data, case: Case, scale: Scale) -> dict[str, Any]:
     """CRPS of a normal law around the climatology, and of the EOF fill."""
     periodic = open_record(data.train, None, None, data.domain).periodic
-    eof = classical("eof", CASES[case], SCALES["cpu"], data.domain)
+    eof = classical("eof", case, scale, data.domain)
     train = data.train if eof.fit_samples is None else data.train.isel(sample=slice(eof.fit_samples))
     filled = eof.method.fit(train).fill(data.test)
     return {"climatology": {"crps": _climatology(data)}, "eof": _judged(filled, data.truth, periodic)}
@@ -150,18 +152,22 @@ def _is_large(data: Data) -> bool:
     return bool(data.test.isel(sample=0).to_dataarray().size > LARGE)
 
 
-def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+def cost(filler: ff.Filler, data: Data, case: Case, scale: Scale) -> dict[str, Any]:
     """Seconds of a fill with its standard deviation and of the mean alone, in turns."""
     model = filler.model_
-    plain = build_denoiser(model.config.model_copy(update={"spread": False}), model.domain, model.grid.periodic, 0)
+    crops = model.crops(open_record(data.test, model.variables, model.dims, model.domain.numpy()))
+    settings = model.config.model_copy(update={"spread": False})
+    plain = build_denoiser(settings, crops.shape, len(model.variables), crops.periodic, seed=0, maps=len(model.maps))
     plain.chain, plain.scales = model.denoiser.chain, model.denoiser.scales
-    record = open_record(data.test, model.variables, model.dims, model.domain.numpy())
-    count = 1 if _is_large(data) else 8
-    x, observed = Windows(record, model.normaliser, model.config.window).training([(s, 0) for s in range(count)])
+    count = 1 if _is_large(data) else min(8, len(crops))
+    batch = crops.training([crops.place(i) for i in range(count)])
     generators = [torch.Generator().manual_seed(i) for i in range(count)]
+    partition, ensemble = model.partition, model.ensemble
     ways: dict[str, Callable[[], object]] = {
-        "with": lambda: model.estimate(x, observed, generators),
-        "without": lambda: single_step(plain.eval(), x, observed, model.partition, model.ensemble, generators),
+        "with": lambda: model.estimate(batch, generators),
+        "without": lambda: single_step(
+            plain.eval(), batch.x, batch.observed, batch.maps, partition, ensemble, generators
+        ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(9):
@@ -171,10 +177,10 @@ def cost(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
             seconds[name].append(time.process_time() - begun)
     ratios = np.array(seconds["with"]) / np.array(seconds["without"])
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
-    return {"seconds": medians, "v_std_adds": float(np.median(ratios)) - 1, "windows": count}
+    return {"seconds": medians, "v_std_adds": float(np.median(ratios)) - 1, "samples": count}
 
 
-def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+def members(filler: ff.Filler, data: Data, case: Case, scale: Scale) -> dict[str, Any]:
     """CRPS and cost of realisations on a few test samples; all samplers start from the same noise."""
     large = _is_large(data)
     count, few = 2 if large else 16, slice(0, 1)
@@ -201,7 +207,7 @@ def members(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     return found
 
 
-def guidance(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
+def guidance(filler: ff.Filler, data: Data, case: Case, scale: Scale) -> dict[str, Any]:
     """Residual of the equation and error at missing cells, with the weight chosen on held-out cells and without."""
     some = data.judged_by(GUIDED)
     test, truth = some.test, some.truth
@@ -220,7 +226,7 @@ def guidance(filler: ff.Filler, data: Data, case: str) -> dict[str, Any]:
     return found
 
 
-PARTS = {
+PARTS: dict[str, Callable[[ff.Filler, Data, Case, Scale], dict[str, Any]]] = {
     "intervals": intervals,
     "cost": cost,
     "baselines": baselines,
@@ -245,14 +251,14 @@ class Models:
     minutes: float
     last: dict[tuple[str, int], tuple[ff.Filler, dict[str, Any]]] = field(default_factory=dict)
 
-    def measure(self, case: str, part: str, seed: int) -> dict[str, Any]:
-        data = self.runner.data(case, seed)
-        filler, facts = self.model(case, seed, data)
+    def measure(self, name: str, part: str, seed: int) -> dict[str, Any]:
+        case, scale, data = CASES[name], self.runner.scale, self.runner.data(name, seed)
+        filler, facts = self.model(name, seed, data)
         if part in CALIBRATED:
             calibrated(filler, data)
-        judged = more_tests(case, data, seed, self.runner.cache) if part == "intervals" else data
+        judged = more_tests(case, scale, data, seed, self.runner.cache) if part == "intervals" else data
         return {
-            "metrics": PARTS[part](filler, judged, case),
+            "metrics": PARTS[part](filler, judged, case, scale),
             "train_steps": facts["train_steps"],
             "train_seconds": facts["train_seconds"],
             "budget": {"minutes": self.minutes},
@@ -299,6 +305,7 @@ def draw(found: list[rows.Row], path: Path) -> None:
 def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--minutes", type=float, default=1.5, help="processor minutes of a training")
+    parser.add_argument("--scale", choices=["smoke", "cpu"], default="cpu", help="size of the data and of the network")
     parser.add_argument("--cache", type=Path, help="data and models; default: that of the benchmark")
     parser.add_argument("--figure", type=Path, help="only draw the rows of intervals that are there")
     options = parser.parse_args()
@@ -307,14 +314,15 @@ def main() -> None:
         draw([row for row in there if (row["method"], row["seed"]) == ("intervals", options.seed)], options.figure)
         return
     cache = options.cache or default_cache(options.results)
-    models = Models(Runner(options.results, SCALES["cpu"], cache, options.minutes, options.threads), options.minutes)
+    runner = Runner(options.results, SCALES[options.scale], cache, options.minutes, options.threads)
+    models = Models(runner, options.minutes)
     measurements = [
         Measurement(case, part, partial(models.measure, case, part))
         for case in CASES_OF
         for part in PARTS
         if applies(part, case)
     ]
-    Study("uncertainty", measurements).run(options)
+    Study("uncertainty", measurements, scale=options.scale).run(options)
 
 
 if __name__ == "__main__":

@@ -46,14 +46,18 @@ class Study:
     apart
         Whether each measurement has a process of its own, so that its peak of memory is its own; ``measure`` must be a
         function of a module, or a partial of one.
+    scale
+        The size of everything, see `fieldfill.bench.cases.SCALES`; a folder of rows has one.
     """
 
     name: str
     measurements: Sequence[Measurement]
     apart: bool = False
+    scale: str = "cpu"
 
     def run(self, options: argparse.Namespace) -> list[rows.Row]:
         """The rows of the chosen cases and methods; those that are there are not measured again."""
+        rows.check_scale(options.results, self.scale)
         torch.set_num_threads(options.threads)
         return [self._row(chosen, options) for chosen in self._chosen(options.cases, options.methods)]
 
@@ -73,7 +77,7 @@ class Study:
             "bench": self.name,
             "case": chosen.case,
             "method": chosen.method,
-            "scale": "cpu",
+            "scale": self.scale,
             "seed": options.seed,
             "status": rows.MEASURED,
             **provenance(options.threads),

@@ -1,0 +1,34 @@
+"""The studies in benchmarks/: each can be imported, and each that can be run describes its options."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+# The others are parts of these.
+RUN = [script for script in SCRIPTS if "def main()" in script.read_text()]
+
+
+@pytest.fixture(autouse=True)
+def studies_import_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a script is run, whose folder is where Python looks first."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_study_can_be_imported(script: Path) -> None:
+    assert runpy.run_path(str(script))["__doc__"]
+
+
+@pytest.mark.parametrize("script", RUN, ids=lambda script: script.stem)
+def test_a_study_describes_its_options(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script.name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+    assert "usage" in capsys.readouterr().out
