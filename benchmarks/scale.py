@@ -48,7 +48,7 @@ from fieldfill.masks import (
 )
 from fieldfill.metrics import score
 from fieldfill.partition import PixelPartition
-from fieldfill.partition.exposure import compare
+from fieldfill.partition.exposure import Masks, compare
 from fieldfill.presets import PRESETS, preset
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
 from fieldfill.simulate.store import Simulator, write
@@ -127,7 +127,7 @@ def audit(seed: int) -> dict[str, Any]:
     observed = CloudMask().sample(AUDITED, generator)
     begun = time.perf_counter()
     domain = torch.ones((1, *AUDITED[3:]), dtype=torch.bool)
-    best, audits = compare(candidates(observed), observed, domain, generator)
+    best, audits = compare(candidates(observed), Masks.of(observed, domain), generator)
     shares = {name: found.unlearnable_share for name, found in audits.items()}
     return {"metrics": {"seconds": time.perf_counter() - begun, "best": best, "unlearnable_share": shares}}
 
