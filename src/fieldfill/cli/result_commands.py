@@ -32,9 +32,12 @@ def score(
         str(name): {str(key): scores[key].sel(variable=name).item() for key in scores}
         for name in scores.variable.values
     }
-    keys = [str(key) for key in scores]
-    lines = [f"{'variable':<12}" + "".join(f"{key:>13}" for key in keys)]
-    lines += [f"{name:<12}" + "".join(f"{row[key]:13.6g}" for key in keys) for name, row in table.items()]
+    widths = {str(key): max(13, len(str(key)) + 2) for key in scores}
+    lines = [f"{'variable':<12}" + "".join(f"{key:>{width}}" for key, width in widths.items())]
+    lines += [
+        f"{name:<12}" + "".join(f"{row[key]:{width}.6g}" for key, width in widths.items())
+        for name, row in table.items()
+    ]
     result: dict[str, Any] = {"variables": table}
     physics = _physics(filled, true)
     if physics:

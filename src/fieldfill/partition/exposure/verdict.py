@@ -167,7 +167,7 @@ def _summary(
         unsupported=unsupported,
         never_observed=never,
         verdict=verdict,
-        words=_words(name, verdict, share, middle, cases, never),
+        words=_words(name, verdict, share, middle, cases, never, unsupported.sum() / domain.sum()),
         error=_error(g, cases),
         mean=float(g.mean()) if len(g) else float("nan"),
         kept=cases.kept,
@@ -175,16 +175,20 @@ def _summary(
     )
 
 
-def _words(name: str, verdict: str, share: float, median: float, cases: Exposures, never: Tensor) -> str:
+def _words(
+    name: str, verdict: str, share: float, median: float, cases: Exposures, never: Tensor, flagged: Tensor
+) -> str:
+    """What was found. ``share`` is one of missing values, ``flagged`` one of domain cells."""
     text = {
-        "ok": f"'{name}' teaches every gap: a missing cell is queried with probability {median:.2g}.",
-        "partly": f"'{name}' cannot teach {share:.0%} of the missing cells; fills there have no support.",
-        "unlearnable": f"'{name}' does not fit these gaps: {share:.0%} of the missing cells go unqueried.",
+        "ok": f"'{name}' teaches every gap: a missing value is queried with probability {median:.2g}.",
+        "partly": f"'{name}' cannot teach {share:.0%} of the missing values. "
+        f"Cells where that holds most of the time are flagged: {flagged:.0%} of the domain.",
+        "unlearnable": f"'{name}' does not fit these gaps: {share:.0%} of the missing values are never queried.",
     }[verdict]
     if not len(cases.exposure):
-        text = f"'{name}': nothing is missing inside the domain of the windows judged."
+        text = f"'{name}': nothing is missing inside the domain of the crops judged."
     if cases.unsplit > 0.05:
-        text += f" {cases.unsplit:.0%} of the windows cannot be split."
+        text += f" {cases.unsplit:.0%} of the crops cannot be split."
     if never.any():
         text += f" {int(never.sum())} domain cells are never observed: no partition can teach them."
     return text
