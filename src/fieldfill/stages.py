@@ -1,7 +1,8 @@
 """Stages of a run: what is being done, how far it is, and by when it has to end.
 
 Whoever does the work calls `Stages.begin` and `Stages.advance`; whoever shows it passes a function that takes a
-`Progress`. A run with a time limit gives each stage a share of it, and work in rounds ends when `Stages.late` says so.
+`Progress`. A run with a time limit gives each stage a share of it, and work in rounds ends as soon as
+`Stages.late` is true.
 """
 
 import math
