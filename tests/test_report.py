@@ -225,7 +225,7 @@ def test_the_reliability_diagram_holds_the_calibration_and_the_truth(tmp_path: P
     assert curves["truth"]["x"] == [50, 90, 99] and curves["truth"]["y"] == pytest.approx(100 * shares)
     assert (
         "1,234 observed cells" in text
-        and "600 cells of 8 windows" in text
+        and "600 cells of 8 crops" in text
         and "2.1 % of the missing" in text
         and "1.17 times" in text
     )

@@ -209,16 +209,16 @@ class _Page:
         text = "<p>Intervals of the stated standard deviation, and the share of values that lie inside.</p>"
         if account:
             text += (
-                f"<p>It was calibrated, without any truth, on {account['cells']:,} observed cells that were hidden, "
-                "each counted as often as cells at its place in a gap are really missing. They are as much evidence "
-                f"as {account['effective_cells']:,.0f} cells of {account['effective_windows']:.0f} windows with equal "
-                "weights. Each window is judged by factors from the others; these make the curve right at 50 % and "
-                "90 %, as far as one number can.</p>"
+                f"<p>It was calibrated, without any truth, on {account['cells']:,} observed cells that were hidden. "
+                "A hidden cell has a large weight if many missing cells lie as deep in a gap as it does. With these "
+                f"weights the hidden cells count as {account['effective_cells']:,.0f} cells of "
+                f"{account['effective_windows']:.0f} crops. The curve of each crop is made with factors that were "
+                "fitted on the other crops, such that 50 % and 90 % are right as nearly as one factor allows.</p>"
             )
         if tails := account.get("tails", 0):
             text += (
-                f"<p>A tenth of the errors lies beyond {tails:.2f} times the value that a normal law with their "
-                "median has: 1 means that both levels can be right.</p>"
+                f"<p>The tails of the errors are {tails:.2f} times as wide as those of a normal distribution with the "
+                "same median error, taken at the largest tenth. Only at 1 can one factor make both levels right.</p>"
             )
         if beyond := account.get("missing_beyond_reach", 0):
             text += (
@@ -229,8 +229,8 @@ class _Page:
 
     def budget(self) -> str:
         text = (
-            "<p>The fill is a mean over contexts, parts of the observations. Its stated variance, over all filled "
-            "cells, has three parts.</p>"
+            "<p>The stated variance, over all filled cells, has three parts. The first two are 0 where the fill is "
+            "made from all observations at once rather than as a mean over contexts, which are parts of them.</p>"
         )
         return text + budget_rows(self.story.budget, {field.name: field.label for field in self.fields})
 

@@ -46,23 +46,24 @@ def score_table(scores: Mapping[str, Mapping[str, float]], units: str) -> str:
     by = "mse" if "mse" in keys else keys[0]
     longest = max(row.get(by, 0) for row in scores.values())
     best = scores.get("optimum", {}).get(by)
+    # A wide table scrolls: what matters most comes first.
     heads = [
         "method",
-        *(_head(key, units) for key in keys),
-        *([f"{NAMES[by]} ÷ optimum"] if best else []),
         "",
+        *([f"{NAMES[by]} ÷ optimum"] if best else []),
+        *(_head(key, units) for key in keys),
     ]
     rows = []
     for name, row in scores.items():
         kind = "ours" if name == OURS else "bound" if name in BOUNDS else ""
         meaning = f" – {MEANING[name]}" if name in MEANING else ""
-        cells = [escape(method_name(name) + meaning), *(_cell(key, row.get(key, np.nan)) for key in keys)]
-        if best:
-            cells.append(number(row.get(by, np.nan) / best))
+        cells = [number(row.get(by, np.nan) / best)] if best else []
+        cells += [_cell(key, row.get(key, np.nan)) for key in keys]
         width = 100 * row.get(by, 0) / longest if longest else 0
         data = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f'<tr class="{kind}">{data}<td class="bar"><i style="width:{width:.1f}%"></i></td></tr>')
-    text = "<p>Errors on the missing cells only; smaller is better. The bar is the MSE.</p>"
+        first = f'<td>{escape(method_name(name) + meaning)}</td><td class="bar"><i style="width:{width:.1f}%"></i></td>'
+        rows.append(f'<tr class="{kind}">{first}{data}</tr>')
+    text = f"<p>Errors on the missing cells only; smaller is better. The bar is the {NAMES[by]}.</p>"
     return text + _table(heads, rows)
 
 
