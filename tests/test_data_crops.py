@@ -392,8 +392,8 @@ def test_enough_crops_and_cells_are_held_out_to_calibrate_with() -> None:
 def test_missing_cells_count_by_their_share_in_the_fill() -> None:
     """Alike where one crop fills a sample, less at the ends of crops that overlap."""
     alone, joined = pixels(4, 4), pixels(12, 4)
-    assert np.allclose(missing_places(alone, seeded())[2], 1)
-    prior = missing_places(joined, seeded())[2]
+    assert np.allclose(missing_places(alone, seeded()).prior, 1)
+    prior = missing_places(joined, seeded()).prior
     assert set(prior.round(6)) == set(joined.tiling.shares()[:, 0, 0].round(6)) and prior.min() < 0.7
 
 

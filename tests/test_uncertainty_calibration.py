@@ -29,7 +29,7 @@ from fieldfill.uncertainty.budget import Budget, budget_table
 from fieldfill.uncertainty.calibration import CLIMATOLOGY, Calibration, HeldCells
 from fieldfill.uncertainty.held_cells import calibrate, choose_ensemble, clear_scene, held_cells, missing_places
 from fieldfill.uncertainty.local_scale import surroundings
-from fieldfill.uncertainty.weights import FAR, WeightSettings, effective_count, matching_weights, places_in_gaps
+from fieldfill.uncertainty.weights import FAR, Places, WeightSettings, effective_count, matching_weights, places_in_gaps
 
 SIZE, FRAMES, SAMPLES, RECORDS = 14, 3, 200, 3
 FIELD = GaussianField(size=SIZE, frames=FRAMES, noise=0.03, wavelength=10.0)
@@ -210,7 +210,7 @@ def test_few_windows_are_raised_until_windows_that_took_no_part_are_covered() ->
     ones, zeros = np.ones(len(window)), np.zeros(len(window), int)
     for _ in range(100):
         error = np.exp(0.8 * rng.normal(size=5))[window] * rng.normal(size=len(window))
-        fitted = Calibration.fit(HeldCells(error, ones, ones, ones, zeros, window, ones), 1)
+        fitted = Calibration.fit(HeldCells(error, ones, ones, ones, ones, zeros, window, ones), 1)
         new = np.exp(0.8 * rng.normal(size=500))[:, None] * rng.normal(size=(500, 20))
         inside.append((np.abs(new) <= ndtri(0.95) * fitted.factors[0, 0]).mean())
     assert np.mean(inside) == pytest.approx(0.88, abs=0.02)
@@ -222,7 +222,7 @@ def test_the_factor_shares_the_miss_between_50_and_90_percent(freedom: int) -> N
     share = (np.arange(20_000) + 0.5) / 20_000
     error = student.ppf(share, freedom)
     ones = np.ones(len(error))
-    fitted = Calibration.fit(HeldCells(error, ones, ones, ones, 0 * ones.astype(int), 0 * ones.astype(int), ones), 1)
+    fitted = Calibration.fit(HeldCells(error, *[ones] * 4, 0 * ones.astype(int), 0 * ones.astype(int), ones), 1)
     covers = {level: (np.abs(error) <= ndtri((1 + level) / 2) * fitted.factors[0, 0]).mean() for level in (0.5, 0.9)}
     assert 0.879 < covers[0.9] < 0.901 and 0.499 < covers[0.5] < 0.56
     if freedom == 1000:
@@ -283,30 +283,34 @@ def test_weighted_held_out_cells_lie_where_the_missing_cells_lie(name: str) -> N
     cells = held_cells(Oracle(None), PixelPartition(), crops, DIRECT, generator(), missing)
     far = np.quantile(cells.distance, 0.99)
     edges = [0, 1, 1.5, 2.1, 3, far]
-    wanted = np.histogram(missing[0], edges, weights=missing[2])[0] / missing[2].sum()
+    wanted = np.histogram(missing.distance, edges, weights=missing.prior)[0] / missing.prior.sum()
     plain = np.histogram(cells.distance, edges)[0] / len(cells)
     found = np.histogram(cells.distance, edges, weights=cells.weight)[0] / cells.weight.sum()
     assert np.abs(found - wanted).sum() < 0.12
     assert np.abs(found - wanted).sum() < 0.6 * np.abs(plain - wanted).sum() + 0.03
     sparse = np.average(cells.sparsity, weights=cells.weight)
-    assert sparse == pytest.approx(np.average(missing[1], weights=missing[2]), abs=0.03)
+    assert sparse == pytest.approx(np.average(missing.sparsity, weights=missing.prior), abs=0.03)
+    rare = [np.average(cells.rarity, weights=weights) for weights in (None, cells.weight)]
+    wanted = np.average(missing.rarity, weights=missing.prior)
+    assert abs(rare[1] - wanted) < 0.03 + 0.3 * abs(rare[0] - wanted)
 
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_weights_are_bounded_and_have_mean_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    held = rng.gamma(rng.uniform(0.5, 4), size=500), rng.random(500), np.ones(500)
-    wanted = rng.gamma(rng.uniform(0.5, 4), size=800), rng.random(800) ** 2, 1 + rng.random(800)
+    held = Places(rng.gamma(rng.uniform(0.5, 4), size=500), rng.random(500), rng.random(500), np.ones(500))
+    wanted = Places(
+        rng.gamma(rng.uniform(0.5, 4), size=800), rng.random(800) ** 2, rng.random(800) ** 0.5, 1 + rng.random(800)
+    )
     weights = matching_weights(held, wanted)
     assert weights.mean() == pytest.approx(1) and (weights >= 0).all() and weights.max() <= 1.5 * WeightSettings().cap
     assert 0 < effective_count(weights) <= 500
 
 
 def test_without_missing_cells_or_evidence_all_count_as_they_come() -> None:
-    held = np.ones(20), np.ones(20), np.ones(20)
-    none = np.empty(0), np.empty(0), np.empty(0)
-    far = np.full(9, FAR), np.ones(9), np.ones(9)
+    held, none = Places(*[np.ones(20)] * 4), Places(*[np.empty(0)] * 4)
+    far = Places(np.full(9, FAR), *[np.ones(9)] * 3)
     assert (matching_weights(held, none) == 1).all() and (matching_weights(held, far) == 1).all()
 
 
@@ -391,7 +395,7 @@ def test_contexts_are_used_if_they_are_worth_their_price(monkeypatch, share: flo
 
     def answered(denoiser, partition, crops, ensemble, *others) -> HeldCells:
         ones = np.ones(4)
-        return HeldCells(ones * (share if ensemble.count else 1) ** 0.5, ones, ones, ones, ones, ones, ones)
+        return HeldCells(ones * (share if ensemble.count else 1) ** 0.5, *[ones] * 7)
 
     monkeypatch.setattr("fieldfill.uncertainty.held_cells.held_cells", answered)
     best, _ = choose_ensemble(Oracle(None), PixelPartition(), held_crops("pixel"), 2, KEEP, generator())

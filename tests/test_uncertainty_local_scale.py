@@ -20,7 +20,7 @@ def mixed(seed: int, windows: int, shown: bool) -> tuple[HeldCells, np.ndarray]:
         around[:, 1] = np.log(scale) + 0.1 * rng.normal(size=len(window))
     ones = np.ones(len(window))
     error = scale * rng.normal(size=len(window))
-    return HeldCells(error, ones, ones, ones, 0 * window, window, ones, around), scale
+    return HeldCells(error, ones, ones, ones, ones, 0 * window, window, ones, around), scale
 
 
 def test_windows_of_unequal_scales_are_told_apart_by_what_surrounds_their_cells() -> None:

@@ -25,7 +25,7 @@ def held(law, seed: int = 0) -> HeldCells:
     rng = np.random.default_rng(seed)
     error = law.rvs(size=WINDOWS * CELLS, random_state=rng)
     ones, window = np.ones(len(error)), np.arange(WINDOWS).repeat(CELLS)
-    return HeldCells(error, ones / 2, ones, ones, 0 * window, window, ones)
+    return HeldCells(error, ones / 2, ones, ones, ones, 0 * window, window, ones)
 
 
 def stated(fitted: Calibration, cells: HeldCells) -> np.ndarray:

@@ -94,8 +94,7 @@ def hold_out(crops: Crops, share: float, generator: Generator, settings: HoldOut
         coverage[place] = observed.float().mean().item()
         rhythm[place] = (observed[:, 1:] != observed[:, :-1]).any(dim=-1).any(dim=-1).any(dim=0).tolist()
     typical = _typical(list(coverage.values()), float(crops.record.domain.mean()))
-    # The clearest crops come first: a donor's gaps over them leave an ordinary crop.
-    clearest = sorted(places, key=lambda place: -coverage[place])[: max(wanted, len(places) // 2)]
+    clearest = _clearest(coverage)[: max(wanted, len(places) // 2)]
     order = torch.randperm(len(clearest), generator=generator).tolist()
     masks_of = cache(lambda place: _mask(crops, place))
     chosen: list[Place] = []
@@ -117,6 +116,19 @@ def hold_out(crops: Crops, share: float, generator: Generator, settings: HoldOut
         chosen = [clearest[i] for i in order[:wanted]]
         masks = [_columns(_observed(crops, place), generator) for place in chosen]
     return HoldOut(tuple(chosen), tuple(masks))
+
+
+def _clearest(coverage: dict[Place, float]) -> list[Place]:
+    """Places in order of how much clearer they are than others at the same rows and columns.
+
+    A donor's gaps over a clear crop leave an ordinary one. Rows and columns that are always clear would say little of
+    those that hardly ever are, where most cells are missing.
+    """
+    spots: dict[tuple[int, ...], list[float]] = {}
+    for place, share in coverage.items():
+        spots.setdefault(place[2:], []).append(share)
+    usual = {spot: sum(shares) / len(shares) for spot, shares in spots.items()}
+    return sorted(coverage, key=lambda place: usual[place[2:]] - coverage[place])
 
 
 def _room(crops: Crops, places: list[Place]) -> float:

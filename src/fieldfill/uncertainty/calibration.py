@@ -56,7 +56,7 @@ class HeldCells:
         estimate minus value, unitless.
     raw
         raw standard deviation, or None if the model learns none.
-    distance, sparsity
+    distance, sparsity, rarity
         see `fieldfill.uncertainty.weights`.
     variable, window
         numbers of the variable and of the validation crop.
@@ -70,6 +70,7 @@ class HeldCells:
     raw: np.ndarray | None
     distance: np.ndarray
     sparsity: np.ndarray
+    rarity: np.ndarray
     variable: np.ndarray
     window: np.ndarray
     weight: np.ndarray

@@ -19,7 +19,7 @@ from fieldfill.partition import Partition
 from fieldfill.sampling.contexts import Ensemble, single_step
 from fieldfill.uncertainty.calibration import Calibration, HeldCells
 from fieldfill.uncertainty.local_scale import surroundings
-from fieldfill.uncertainty.weights import matching_weights, places_in_gaps
+from fieldfill.uncertainty.weights import Places, matching_weights, places_in_gaps
 
 __all__ = ["affordable", "calibrate", "choose_ensemble", "clear_scene", "held_cells", "missing_places"]
 
@@ -30,26 +30,33 @@ SURVEYED = 64
 # Share of the error that contexts must remove to be used: they cost ten passes instead of one.
 CONTEXT_GAIN = 0.02
 
-Places = tuple[np.ndarray, np.ndarray, np.ndarray]
-
 
 def missing_places(crops: Crops, generator: Generator, most: int = 200_000) -> Places:
-    """Distance, sparsity and prior weight (n,) of missing cells of the record, with all observations in place.
+    """Where missing cells of the record lie, with all observations in place; at most ``most`` cells are taken.
 
-    The prior is the share of the cell's frame in what is filled, where crops overlap. At most ``most`` cells are taken.
+    Beforehand a cell counts as much as its frame does in what is filled, where crops overlap.
     """
-    shares = crops.tiling.shares()
+    shares, rarity = crops.tiling.shares(), _rarity(crops)
     parts = []
     for place in crops.spread_out(SURVEYED, generator, least=SURVEYED):
         observed = crops.at(place)[1].numpy()
         missing = crops.cut(crops.domain, place).numpy()[:, None] & ~observed
-        distance, sparsity = places_in_gaps(observed, crops.periodic)
-        parts.append((distance[missing], sparsity[missing], np.broadcast_to(shares, missing.shape)[missing]))
-    distance, sparsity, prior = (np.concatenate(columns) for columns in zip(*parts))
-    if len(distance) > most:
-        kept = torch.randperm(len(distance), generator=generator)[:most].numpy()
-        distance, sparsity, prior = distance[kept], sparsity[kept], prior[kept]
-    return distance, sparsity, prior
+        rare = crops.cut(rarity, place).numpy()[:, None]
+        columns = (
+            *places_in_gaps(observed, crops.periodic),
+            *(np.broadcast_to(v, missing.shape) for v in (rare, shares)),
+        )
+        parts.append([column[missing] for column in columns])
+    found = Places(*(np.concatenate(columns) for columns in zip(*parts)))
+    if len(found) <= most:
+        return found
+    return found.where(torch.randperm(len(found), generator=generator)[:most].numpy())
+
+
+def _rarity(crops: Crops, held: int = 0) -> Tensor:
+    """Share (C, H, W) of the frames in which a cell is not observed, ``held`` of its observations apart."""
+    samples, _, frames, _, _ = crops.record.shape
+    return torch.from_numpy(1 - (crops.record.counts - held) / (samples * frames))
 
 
 def held_cells(
@@ -73,8 +80,8 @@ def held_cells(
     cells = _joined(parts)
     if missing is None:
         return cells
-    weight = matching_weights((cells.distance, cells.sparsity, cells.weight), missing)
-    return replace(cells, weight=weight)
+    own = Places(cells.distance, cells.sparsity, cells.rarity, cells.weight)
+    return replace(cells, weight=matching_weights(own, missing))
 
 
 def _estimated(
@@ -96,7 +103,11 @@ def _estimated(
     error = (estimate.mean - batch.x).numpy()[chosen].astype(float)
     prior = crops.tiling.shares()[frame, row, column]
     around = surroundings(estimate.mean, batch.observed, batch.domain)[chosen]
-    return HeldCells(error, raw, distance[chosen], sparsity[chosen], variable, crop + first, prior, around)
+    # A held-out cell is observed, but for its own frame it must count like a missing one.
+    rare = torch.stack([crops.cut(_rarity(crops, held=1), place) for place in batch.places])[:, :, None]
+    rarity = rare.expand(held.shape).numpy()[chosen]
+    gaps = distance[chosen], sparsity[chosen], rarity
+    return HeldCells(error, raw, *gaps, variable, crop + first, prior, around)
 
 
 def _joined(parts: list[HeldCells]) -> HeldCells:
@@ -181,7 +192,7 @@ def calibrate(
     missing = missing_places(crops, generator)
     cells = held_cells(denoiser, partition, crops, ensemble, generator, missing, most)
     fitted = Calibration.fit(cells, crops.record.shape[1])
-    beyond = float(missing[2][missing[0] > fitted.reach].sum() / max(missing[2].sum(), 1e-9))
+    beyond = float(missing.prior[missing.distance > fitted.reach].sum() / max(missing.prior.sum(), 1e-9))
     fitted.summary["missing_beyond_reach"] = beyond
     return fitted
 

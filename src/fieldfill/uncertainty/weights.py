@@ -2,22 +2,25 @@ r"""Weights that make held-out cells look like the cells that are really missing
 
 How hard a cell is depends on where it lies in its gap. Two measures describe that: the distance d to the nearest
 observation in space and time, and the sparsity g, the share of cells around it that are not observed (1 deep inside a
-large gap, about 1 - p among single pixels observed with probability p). A held-out cell counts as
+large gap, about 1 - p among single pixels observed with probability p). A third, the rarity r, describes its place: the
+share of the frames of the record in which it is not observed. Places that are often hidden differ from others. A
+held-out cell counts as
 
-.. math:: w(d, g) = \frac{p_{missing}(d, g)}{p_{held}(d, g)}
+.. math:: w(d, g, r) = \frac{p_{missing}(d, g)}{p_{held}(d, g)} \; u(r)
 
-with both densities taken over bins: equal shares of the missing cells by d, and within each by g. A bin that hardly
-any held-out cell reaches is merged with its neighbours, and no weight exceeds 20 times the mean.
+with both densities taken over bins: equal shares of the missing cells by d, and within each by g. The factor u makes
+the shares by r right, too; both factors are fitted in turns. A bin that hardly any held-out cell reaches is merged
+with its neighbours, and no weight exceeds 20 times the mean.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from fieldfill.metrics import distance_to_observation
 
-__all__ = ["FAR", "WeightSettings", "effective_count", "matching_weights", "places_in_gaps"]
+__all__ = ["FAR", "Places", "WeightSettings", "effective_count", "matching_weights", "places_in_gaps"]
 
 # Distance in cells of a cell whose whole crop is unobserved: as good as infinite.
 FAR = 1e3
@@ -33,16 +36,36 @@ class WeightSettings:
     ----------
     cap
         largest weight over the mean.
-    distance_bins, sparsity_bins
-        number of bins by distance, and by sparsity within each.
+    distance_bins, sparsity_bins, rarity_bins
+        number of bins by distance, by sparsity within each, and by rarity.
     least_cells
         held-out cells that a bin needs to count.
+    rounds
+        in which distances and sparsities, and rarities, take turns.
     """
 
     cap: float = 20.0
     distance_bins: int = 8
     sparsity_bins: int = 5
+    rarity_bins: int = 5
     least_cells: int = 30
+    rounds: int = 5
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where cells (n,) lie: distance, sparsity and rarity of each, and how much it counts beforehand."""
+
+    distance: np.ndarray
+    sparsity: np.ndarray
+    rarity: np.ndarray
+    prior: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.distance)
+
+    def where(self, chosen: np.ndarray) -> "Places":
+        return Places(*(part[chosen] for part in (self.distance, self.sparsity, self.rarity, self.prior)))
 
 
 def places_in_gaps(observed: np.ndarray, periodic: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
@@ -56,42 +79,49 @@ def places_in_gaps(observed: np.ndarray, periodic: tuple[bool, bool]) -> tuple[n
     return distance, sparsity
 
 
-def matching_weights(
-    held: tuple[np.ndarray, np.ndarray, np.ndarray],
-    missing: tuple[np.ndarray, np.ndarray, np.ndarray],
-    settings: WeightSettings | None = None,
-) -> np.ndarray:
-    """Weights (n,) of mean 1 of the held-out cells; both arguments are distance, sparsity and prior weight of cells."""
+def matching_weights(held: Places, missing: Places, settings: WeightSettings | None = None) -> np.ndarray:
+    """Weights (n,) of mean 1 of the held-out cells."""
     settings = settings or WeightSettings()
-    distance, sparsity, prior = held
-    if len(missing[0]) == 0:
-        return prior / prior.mean()
-    edges = _edges(missing[0], missing[2], settings.distance_bins)
-    here, there = np.digitize(distance, edges), np.digitize(missing[0], edges)
-    wanted = np.bincount(there, missing[2], len(edges) + 1)
+    weights = held.prior
+    for _ in range(settings.rounds if len(missing) else 0):
+        found = _by_place_in_gap(replace(held, prior=weights), missing, settings)
+        if not found.any():
+            return held.prior / held.prior.mean()
+        weights = _by_one(held.rarity, found, missing.rarity, missing.prior, settings.rarity_bins, settings)
+    return _capped(weights, settings.cap)
+
+
+def _by_place_in_gap(held: Places, missing: Places, settings: WeightSettings) -> np.ndarray:
+    """Weights (n,) of the held-out cells that give distances, and sparsities at each, the wanted shares."""
+    edges = _edges(missing.distance, missing.prior, settings.distance_bins)
+    here, there = np.digitize(held.distance, edges), np.digitize(missing.distance, edges)
+    wanted = np.bincount(there, missing.prior, len(edges) + 1)
     able = np.bincount(here, minlength=len(edges) + 1) >= settings.least_cells
     wanted = _handed_over(wanted / wanted.sum(), able)
-    weights = np.zeros(len(distance))
+    weights = np.zeros(len(held))
     for i, share in enumerate(wanted):
         mine, theirs = here == i, there == i
         if share > 0:
-            within = _by_sparsity(sparsity[mine], prior[mine], missing[1][theirs], missing[2][theirs], settings)
+            own, others = held.where(mine), missing.where(theirs)
+            bins = settings.sparsity_bins
+            within = _by_one(own.sparsity, own.prior, others.sparsity, others.prior, bins, settings)
             weights[mine] = share * within / within.sum()
-    return _capped(weights if weights.any() else prior, settings.cap)
+    return weights
 
 
-def _by_sparsity(
-    sparsity: np.ndarray,
+def _by_one(
+    own: np.ndarray,
     prior: np.ndarray,
     missing: np.ndarray,
     missing_prior: np.ndarray,
+    bins: int,
     settings: WeightSettings,
 ) -> np.ndarray:
-    """Weights (n,) of the held-out cells at about one distance, spread over sparsity as wanted."""
+    """Weights (n,) of held-out cells, ``prior`` beforehand, spread over one measure as it is over the missing cells."""
     if len(missing) == 0:
         return prior
-    edges = _edges(missing, missing_prior, settings.sparsity_bins)
-    here, there = np.digitize(sparsity, edges), np.digitize(missing, edges)
+    edges = _edges(missing, missing_prior, bins)
+    here, there = np.digitize(own, edges), np.digitize(missing, edges)
     wanted = np.bincount(there, missing_prior, len(edges) + 1)
     wanted = _handed_over(wanted, np.bincount(here, minlength=len(edges) + 1) >= settings.least_cells)
     present = np.bincount(here, prior, len(edges) + 1)
