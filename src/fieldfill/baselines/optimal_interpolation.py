@@ -93,14 +93,14 @@ class OptimalInterpolation(Baseline):
         """Mean squared error on the held-out cells over the mean variance there, (C,)."""
         variables = self.field_.shape[0]
         errors, variances = np.full(variables, 1e-12), np.full(variables, 1e-12)
-        for place in crops.held.places:
-            batch, held = crops.held_out([place])
+        for number, weight in enumerate(crops.held.weights):
+            batch, held = crops.held_out([number])
             mean, variance = self._condition(batch)
             # The held-out values carry noise, the field that is estimated does not.
             error = (mean - batch.x).square() - self.field_.nugget
             for c in range(variables):
-                errors[c] += error[:, c][held[:, c]].sum().item()
-                variances[c] += variance[:, c][held[:, c].numpy()].sum()
+                errors[c] += weight * error[:, c][held[:, c]].sum().item()
+                variances[c] += weight * variance[:, c][held[:, c].numpy()].sum()
         return np.clip(errors / variances, 0.01, 100.0)
 
     def _condition(self, batch: Batch) -> tuple[Tensor, np.ndarray]:

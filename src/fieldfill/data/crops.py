@@ -81,13 +81,23 @@ class HoldOut:
         of the validation crops.
     masks
         (C, T, H, W) bool of each of them, True = held out.
+    weights
+        how much a held-out cell of each of them counts.
     """
 
     places: tuple[Place, ...] = ()
     masks: tuple[Tensor, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def weights_of(self, chosen: Sequence[int]) -> Tensor:
+        """Weights (N,) of the cells of some validation crops, by number."""
+        return torch.tensor([self.weights[i] for i in chosen], dtype=torch.float64)
 
     def part(self, chosen: slice) -> "HoldOut":
-        return HoldOut(self.places[chosen], self.masks[chosen])
+        return HoldOut(self.places[chosen], self.masks[chosen], self.weights[chosen])
 
     def within(self, place: Place, observed: Tensor, axes: Sequence[Axis]) -> Tensor:
         """The held-out cells among those of ``observed`` (C, T, H, W), a crop at ``place``."""
@@ -179,6 +189,15 @@ class Crops:
         sample, frame = divmod(number, self.axes[0].places)
         row, column = self._spots[spot].tolist()
         return sample, frame, row, column
+
+    def spot_around(self, cell: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns at which the crop begins that has a cell closest to its middle."""
+        away = torch.zeros(len(self._spots))
+        for axis, place, starts in zip(self.axes[1:], cell, self._spots.T):
+            off = (starts + axis.length // 2 - place).abs()
+            away += torch.minimum(off, axis.size - off) ** 2 if axis.wraps else off**2
+        row, column = self._spots[int(away.argmin())].tolist()
+        return row, column
 
     @property
     def length(self) -> int:
@@ -300,12 +319,16 @@ class Crops:
         """Crops without the held-out cells."""
         return self._batch(places, *(torch.stack(part) for part in zip(*(self.visible(place) for place in places))))
 
-    def held_out(self, places: Sequence[Place]) -> tuple[Batch, Tensor]:
-        """Validation crops with all their values, of which only the others are observed, and the held-out cells."""
+    def held_out(self, chosen: Sequence[int]) -> tuple[Batch, Tensor]:
+        """Validation crops, by number, with all their values, and the held-out cells of each.
+
+        Observed are all others, without the held-out cells of any crop.
+        """
+        places = [self.held.places[i] for i in chosen]
         pairs = [self.at(place) for place in places]
         x, observed = (torch.stack(part) for part in zip(*pairs))
-        held = torch.stack([self.held.within(place, seen, self.axes) for place, (_, seen) in zip(places, pairs)])
-        return self._batch(places, x, observed & ~held), held
+        hidden = torch.stack([self.held.within(place, seen, self.axes) for place, (_, seen) in zip(places, pairs)])
+        return self._batch(places, x, observed & ~hidden), torch.stack([self.held.masks[i] for i in chosen])
 
     def _batch(self, places: Sequence[Place], x: Tensor, observed: Tensor) -> Batch:
         """Crops x seen at ``observed``, both (B, C, T, H, W), with the maps of their places."""
@@ -326,11 +349,11 @@ class Crops:
 
         ``mine`` is the part of them that this process looks at.
         """
-        mine = range(len(self.held.places)) if mine is None else mine
+        mine = range(len(self.held)) if mine is None else mine
         step = min(VALIDATED_AT_ONCE, self.at_once)
         for first in mine[::step]:
             chosen = range(first, min(first + step, mine.stop))
-            batch, held = self.held_out([self.held.places[i] for i in chosen])
+            batch, held = self.held_out(chosen)
             noise = [torch.randn(batch.x[:1].shape, generator=position_stream(seed, "validation", i)) for i in chosen]
             yield chosen, batch, held, torch.cat(noise)
 

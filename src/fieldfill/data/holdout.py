@@ -1,28 +1,27 @@
 """Validation without truth: which observed cells are held out of training, and why these.
 
-Random single cells would promise an error far below that of the real gaps. So whole gaps are held out: the gaps of
-other crops of the same record are laid over a validation crop, and the observed cells underneath are hidden.
+Random single cells would promise an error far below that of the real gaps. So whole gaps are held out, where cells are
+missing: a box of rows and columns is drawn with the probability with which its cells are missing, and frames of it at
+random. Their gaps are laid over the same rows and columns at another time, and the observed cells underneath are
+hidden. These lie in a gap that the record really has, in a place that really has gaps.
 
-One donor hides all that it has not seen itself. Where most of a crop is missing anyway, that leaves next to nothing,
-and the validation would be much harder than filling is. So donors are joined, and what none of them has
-seen is hidden. Half of the crops stop at half of the ordinary coverage, whose hidden cells lie deep in gaps; the
-other half goes on to the ordinary coverage, which is that of the crops in which the missing cells lie.
-`fieldfill.uncertainty.weights` weighs the cells afterwards.
+The other time is one that leaves about as much around as there is around the missing cells. If even the clearest of
+some leaves much less, gaps of further times are joined, and what none of them has seen is hidden.
 
-Where gaps last for some frames and then all change at once, a donor has to change when the crop does. Otherwise a
-cell would be hidden for one frame of several in which it was seen, and its value an hour later would give it away.
+Where gaps last for some frames and then all change at once, the times have to change together. Otherwise a cell would
+be hidden for one frame of several in which it was seen, and its value an hour later would give it away.
 
-Training has to keep most of the observations, so a smaller record has fewer validation crops. If there were only a
-handful of them, more crops are taken and each hides gaps in some of its frames only. That is the last resort: a cell
-that is seen in the frames around is easier to fill than one that stays missing, and choices made on such cells rely too
-much on time. A gap that lasts is hidden for as long as it lasts.
+A record that has no other times lends its own gaps, some frames later; a single frame those of other places.
+
+Training has to keep most of the observations. So boxes are smaller in a smaller record, and there are many of them:
+what is hard in one place or season may be easy in another. A box counts as much as cells are missing under its gaps.
+`fieldfill.uncertainty.weights` weighs the cells within.
 """
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from functools import cache
-from itertools import islice
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -30,6 +29,9 @@ from fieldfill.data.crops import Crops, HoldOut, Place
 from fieldfill.data.pieces import MASK_BYTES
 
 __all__ = ["HoldOutSettings", "hold_out"]
+
+Box = tuple[slice, slice]
+"""Rows and columns of a crop."""
 
 
 @dataclass(frozen=True)
@@ -40,171 +42,174 @@ class HoldOutSettings:
     ----------
     wanted, most
         validation crops that choices and intervals rest on, if the record is large enough, and at most.
-    few
-        validation crops below which gaps are hidden in fewer frames of each rather than in fewer crops.
-    places, least_places
-        places of crops that are looked at; they overlap if there are fewer than ``least_places`` that do not.
+    smallest
+        rows and columns of the smallest box in which a crop hides cells; fewer crops have larger ones.
     most_held
         share of all observations that may be held out.
     usually_hidden
-        share of a crop's observations that a donor hides, roughly.
-    first_donors
-        donors of which the best begins.
-    least_held, least_cells
-        share of the observed cells that a crop must hold out, and how many; a fifth is enough where there are few.
+        share of a box's observations that gaps hide, roughly.
+    times
+        other times of a box that are looked at.
+    least_cells
+        cells that a crop must hold out, or a fifth of its observed ones where these are few.
     least_left
-        share of the ordinary coverage that every second validation crop is left with.
+        share of what is observed around missing cells that must be left around held-out ones.
+    trials
+        boxes that are drawn for each validation crop at most.
     """
 
     wanted: int = 48
     most: int = 96
-    few: int = 12
-    places: int = 256
-    least_places: int = 32
+    smallest: int = 12
     most_held: float = 0.15
     usually_hidden: float = 0.4
-    first_donors: int = 12
-    least_held: float = 0.02
-    least_cells: int = 96
+    times: int = 12
+    least_cells: int = 24
     least_left: float = 0.5
+    trials: int = 4
 
 
 def hold_out(crops: Crops, share: float, generator: Generator, settings: HoldOutSettings | None = None) -> HoldOut:
-    """Chooses about ``share`` of the crops, and more of a small record, and hides in each the gaps of others.
+    """Chooses about ``share`` of the crops, and more of a small record, and hides in each the gaps of other times.
 
-    A record whose gaps are the same everywhere has no donors; then whole columns of cells (a fifth of the places,
-    for all frames of the crop) are hidden instead.
+    A record whose gaps are the same everywhere has none; then whole columns of cells (a fifth of the places, for all
+    frames of the crop) are hidden instead.
     """
     settings = settings or HoldOutSettings()
-    least_places = settings.least_places
-    most = max(2, min(settings.places, 2 * MASK_BYTES // crops.cells))
-    places = crops.spread_out(most, generator, least_places)
-    wanted = min(max(round(share * len(places)), settings.wanted), settings.most, MASK_BYTES // crops.cells)
-    wanted = max(1, min(wanted, len(places)))
-    room = _room(crops, places)
-    if room > 2 * least_places:
-        wanted = min(wanted, max(least_places, int(room // 4)))
-    whole = settings.most_held * room / settings.usually_hidden
-    wanted = min(wanted, max(settings.few, int(whole)))
-    run = max(1, min(crops.length, round(whole / wanted * crops.length)))
-    left = wanted * run
-    coverage, rhythm = {}, {}
-    for place in places:
-        observed = _observed(crops, place)
-        coverage[place] = observed.float().mean().item()
-        rhythm[place] = (observed[:, 1:] != observed[:, :-1]).any(dim=-1).any(dim=-1).any(dim=0).tolist()
-    typical = _typical(list(coverage.values()), float(crops.record.domain.mean()))
-    clearest = _clearest(coverage)[: max(wanted, len(places) // 2)]
-    order = torch.randperm(len(clearest), generator=generator).tolist()
-    masks_of = cache(lambda place: _mask(crops, place))
-    chosen: list[Place] = []
-    masks: list[Tensor] = []
-    for place in (clearest[i] for i in order):
-        least = typical * (1.0 if len(chosen) % 2 else settings.least_left)
-        others = [places[i] for i in torch.randperm(len(places), generator=generator).tolist() if places[i] != place]
-        alike = [other for other in others if rhythm[other] == rhythm[place]]
-        donors = alike if len(alike) >= settings.first_donors else others
-        frames = _spells(rhythm[place], run, generator)
-        held = _gaps_of_others(crops, place, (masks_of(donor) for donor in donors), least, typical, frames, settings)
+    wanted, sides = _room(crops, share, settings)
+    missing = _Missing(crops)
+    found: list[tuple[Place, Tensor, float]] = []
+    for _ in range(settings.trials * wanted):
+        held = _held(crops, missing, sides, generator, settings)
         if held is not None:
-            chosen.append(place)
-            masks.append(held)
-            left -= frames.stop - frames.start
-        if len(chosen) == wanted or left <= 0:
+            found.append(held)
+        if len(found) == wanted:
             break
-    if not chosen:
-        chosen = [clearest[i] for i in order[:wanted]]
-        masks = [_columns(_observed(crops, place), generator) for place in chosen]
-    return HoldOut(tuple(chosen), tuple(masks))
+    if not found:
+        found = [(place, _columns(_observed(crops, place), generator), 1.0) for place in crops.some(wanted, generator)]
+    return HoldOut(*(tuple(part) for part in zip(*found)))
 
 
-def _clearest(coverage: dict[Place, float]) -> list[Place]:
-    """Places in order of how much clearer they are than others at the same rows and columns.
+def _room(crops: Crops, share: float, settings: HoldOutSettings) -> tuple[int, tuple[int, int]]:
+    """Number of validation crops, and rows and columns of their boxes, that leave enough to learn from."""
+    samples, _, frames, rows, columns = crops.record.shape
+    length, height, width = crops.shape
+    # Crops of the ordinary domain that the record holds without overlap.
+    crops_held = samples * frames * rows * columns / (length * height * width)
+    wanted = min(max(round(share * crops_held), settings.wanted), settings.most, MASK_BYTES // crops.cells)
+    whole = settings.most_held * crops_held / settings.usually_hidden  # of which all gaps may be held out
+    part = min(1.0, whole / max(1, wanted))
+    w = min(width, max(settings.smallest, round(math.sqrt(part) * width)))
+    h = min(height, max(settings.smallest, round(part * height * width / w)))
+    return max(1, min(wanted, round(whole * height * width / (h * w)))), (h, w)
 
-    A donor's gaps over a clear crop leave an ordinary one. Rows and columns that are always clear would say little of
-    those that hardly ever are, where most cells are missing.
+
+class _Missing:
+    """How many values of each cell of a record are missing, and boxes drawn by that."""
+
+    def __init__(self, crops: Crops) -> None:
+        samples, _, frames, _, _ = crops.record.shape
+        missing = np.where(crops.record.domain, samples * frames - crops.record.counts, 0).sum(0)
+        self.crops, self.share = crops, missing / (samples * frames)
+        # A cell keeps one value, unless there are missing cells of which none was ever seen.
+        seen = crops.record.counts[crops.record.domain]
+        self.kept = torch.from_numpy(crops.record.counts > (seen.min() > 0))
+        self._below = np.cumsum(missing.ravel(), dtype=float)
+
+    def draw(self, sides: tuple[int, int], generator: Generator) -> tuple[tuple[int, int], Box] | None:
+        """The rows and columns at which a crop begins, and a box in it that is drawn where cells are missing."""
+        total = self._below[-1]
+        if not total:
+            return None
+        at = float(torch.rand((), generator=generator, dtype=torch.float64)) * total
+        cell = np.unravel_index(np.searchsorted(self._below, at, side="right"), self.share.shape)
+        spot = self.crops.spot_around((int(cell[0]), int(cell[1])))
+        inside = []
+        for axis, place, start, side in zip(self.crops.axes[1:], cell, spot, sides):
+            within = (int(place) - start) % axis.size
+            # Anywhere in the box: cells at an edge of the grid would come too seldom in the middle of one.
+            first = within - int(torch.randint(side, (1,), generator=generator))
+            first = min(max(0, first), axis.length - side)
+            inside.append(slice(first, first + side))
+        return spot, (inside[0], inside[1])
+
+    def expected(self, spot: tuple[int, int], box: Box) -> float:
+        """Missing values of a frame in a box, mean over the record."""
+        return float(self.crops.cut(torch.from_numpy(self.share), (0, 0, *spot))[box].sum())
+
+
+def _held(
+    crops: Crops, missing: _Missing, sides: tuple[int, int], generator: Generator, settings: HoldOutSettings
+) -> tuple[Place, Tensor, float] | None:
+    """A validation crop, its held-out cells and its weight, or None if a box cannot be hidden where it was drawn."""
+    drawn = missing.draw(sides, generator)
+    if drawn is None:
+        return None
+    spot, box = drawn
+    area = (..., *box)
+    lender, candidates, further = _times(crops, spot, settings.times, generator)
+    gaps = (crops.cut(crops.domain, (0, 0, *spot))[:, None] & ~lender)[area]
+    wanted, best = settings.least_left * float(lender[area].float().mean()), None
+    for place, observed in candidates:
+        part = observed[area] & crops.cut(missing.kept, place)[:, None][area]
+        hidden = part & gaps
+        left = float((part & ~hidden).float().mean())
+        if int(hidden.sum()) >= _enough(part, settings) and (best is None or left > best[0]):
+            best = left, place, observed, hidden
+            if left >= wanted:
+                break
+    if best is None:
+        return None
+    left, place, observed, hidden = best
+    for mask in further:
+        if left >= wanted:
+            break
+        fewer = hidden & ~mask[area]
+        if int(fewer.sum()) >= _enough(observed[area], settings):
+            hidden, left = fewer, float((observed[area] & ~fewer).float().mean())
+    held = torch.zeros_like(observed)
+    held[area] = hidden
+    weight = float(gaps.sum()) / max(1.0, missing.expected(spot, box) * crops.length) / int(hidden.sum())
+    return place, held, weight
+
+
+def _enough(observed: Tensor, settings: HoldOutSettings) -> int:
+    """Cells that a crop must hold out of those ``observed`` in its box."""
+    return min(settings.least_cells, max(1, int(observed.sum()) // 5))
+
+
+def _times(
+    crops: Crops, spot: tuple[int, int], count: int, generator: Generator
+) -> tuple[Tensor, list[tuple[Place, Tensor]], list[Tensor]]:
+    """A mask (C, T, h, w) at a spot that lends its gaps, crops to hide, and further masks.
+
+    The masks change from frame to frame when those of the crops do, as far as there are such crops.
     """
-    spots: dict[tuple[int, ...], list[float]] = {}
-    for place, share in coverage.items():
-        spots.setdefault(place[2:], []).append(share)
-    usual = {spot: sum(shares) / len(shares) for spot, shares in spots.items()}
-    return sorted(coverage, key=lambda place: usual[place[2:]] - coverage[place])
-
-
-def _room(crops: Crops, places: list[Place]) -> float:
-    """Number of crops with as much of the domain as those at ``places`` that the record holds without overlap."""
     samples, _, frames, _, _ = crops.record.shape
-    inside = sum(int(crops.cut(crops.domain, place).sum()) for place in places) / len(places)
-    return samples * frames / crops.length * float(crops.domain.sum()) / inside
+    starts = frames - crops.length + 1
+    numbers = torch.randperm(samples * starts, generator=generator)[: count + 1].tolist()
+    (place, lender), *others = [
+        (place, _observed(crops, place)) for place in ((n // starts, n % starts, *spot) for n in numbers)
+    ]
+    if others:
+        alike = [(other, observed) for other, observed in others if _changes(observed) == _changes(lender)]
+        others = alike if len(alike) >= min(len(others), count // 2) else others
+        return lender, others, [observed for _, observed in others]
+    if crops.length > 1:
+        shifts = torch.randperm(crops.length - 1, generator=generator)[:count] + 1
+        moved = [lender.roll(int(shift), 1) for shift in shifts]
+        return moved[0], [(place, lender)], moved[1:]
+    others = [(other, _observed(crops, other)) for other in crops.some(count, generator)]
+    return lender, others, [observed for _, observed in others]
 
 
-def _spells(changes: list[bool], run: int, generator: Generator) -> slice:
-    """Frames of a crop, at least ``run``, between two changes of its mask; the fewest from where they begin.
-
-    ``changes`` are those from each frame to the next.
-    """
-    bounds = [0, *(frame for frame, change in enumerate(changes, start=1) if change), len(changes) + 1]
-    ends = {begin: next((end for end in bounds if end >= begin + run), None) for begin in bounds}
-    found = [slice(begin, end) for begin, end in ends.items() if end is not None]
-    return found[int(torch.randint(len(found), (1,), generator=generator))]
-
-
-def _typical(coverage: list[float], domain: float) -> float:
-    """The coverage that half of the missing cells have less of around them; most of them lie in poor crops."""
-    below, half = 0.0, sum(domain - share for share in coverage) / 2
-    for share in sorted(coverage):
-        below += domain - share
-        if below >= half:
-            break
-    return share
+def _changes(observed: Tensor) -> list[bool]:
+    """Whether the mask (C, T, h, w) changes from each frame to the next."""
+    return (observed[:, 1:] != observed[:, :-1]).any(dim=-1).any(dim=-1).any(dim=0).tolist()
 
 
 def _observed(crops: Crops, place: Place) -> Tensor:
     return crops.at(place)[1]
-
-
-def _mask(crops: Crops, place: Place) -> Tensor:
-    """What a donor has seen; it hides nothing outside its domain."""
-    return crops.at(place)[1] | ~crops.cut(crops.domain, place)[:, None]
-
-
-def _gaps_of_others(
-    crops: Crops,
-    place: Place,
-    donors: Iterator[Tensor],
-    least: float,
-    typical: float,
-    frames: slice,
-    settings: HoldOutSettings,
-) -> Tensor | None:
-    """Observed cells of a crop that none of its donors has seen, in some ``frames`` of it.
-
-    The first donor is the one of a few that leaves a coverage closest to the ``typical`` one. Others join as long as
-    less than ``least`` is left, and only if enough stays hidden.
-    """
-    observed = _observed(crops, place)
-    part = observed[:, frames]
-    seen = int(part.sum())
-    enough = max(1, int(settings.least_held * seen), min(settings.least_cells, seen // 5))
-    first: Tensor | None = None
-    off = float("inf")
-    for donor in islice(donors, settings.first_donors):
-        hidden = part & ~donor[:, frames]
-        left = (part & ~hidden).float().mean().item()
-        if int(hidden.sum()) >= enough and left > 0 and abs(left - typical) < off:
-            first, off = hidden, abs(left - typical)
-    if first is None:
-        return None
-    hidden = first
-    for donor in donors:
-        if (part & ~hidden).float().mean() >= least:
-            break
-        fewer = hidden & ~donor[:, frames]
-        if int(fewer.sum()) >= enough:
-            hidden = fewer
-    held = torch.zeros_like(observed)
-    held[:, frames] = hidden
-    return held
 
 
 def _columns(observed: Tensor, generator: Generator, share: float = 0.2) -> Tensor:

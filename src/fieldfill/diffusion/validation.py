@@ -65,7 +65,7 @@ def validate(
     First estimates are the same at every validation: they are put into ``known``, or taken from there.
     """
     denoiser.eval()
-    sums = torch.zeros(len(crops.held.places), 8, dtype=torch.float64)
+    sums = torch.zeros(len(crops.held), 8, dtype=torch.float64)
     for chosen, batch, *others in crops.validation(seed, team.share(len(sums))):
         tensors = (batch.x, batch.observed, batch.maps, *others)
         x, context, maps, held, noise = (tensor.to(team.device) for tensor in tensors)
@@ -80,6 +80,7 @@ def validate(
         terms = (held.double(), r * r, r * n, n * n, v.log(), r * r / v, r * n / v, n * n / v)
         sums[chosen.start : chosen.stop] = torch.stack([term.flatten(1).sum(1) for term in terms], dim=1).cpu()
     sums = torch.tensor(team.sum(*sums.flatten().tolist()), dtype=torch.float64).view(-1, 8)
+    sums = sums * crops.held.weights_of(range(len(sums)))[:, None]
     count, _, _, _, log, rr_v, rn_v, nn_v = sums.sum(0).tolist()
     if not count:
         return Validation(math.nan)

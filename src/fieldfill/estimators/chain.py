@@ -16,7 +16,7 @@ __all__ = ["BATCH_CELLS", "LEAST_JUDGED", "Chain", "ChainSettings", "HeldOutErro
 # Cells (B, C, T, H, W) that one solution of all crops of a batch may hold.
 BATCH_CELLS = 2**17
 # Crops on which a choice is made at least, however large they are: one crop may be an exception.
-LEAST_JUDGED = 3
+LEAST_JUDGED = 6
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ChainSettings:
         share of the time limit of a fit that is used when sources, and when corrections, have learnt.
     """
 
-    judged_cells: int = 2**18
+    judged_cells: int = 2**20
     examples: int = 48
     example_cells: int = 2**21
     least_gain: float = 0.01
@@ -183,23 +183,27 @@ class Chain(nn.Module):
         Without noise: only the observations' own errors remain.
         """
         crops, judged = lesson.crops, self.settings.judged_cells if judged is None else judged
-        places = crops.held.places[: max(LEAST_JUDGED, judged // crops.cells)]
+        judged_crops = range(len(crops.held))[: max(LEAST_JUDGED, judged // crops.cells)]
         step = max(1, BATCH_CELLS // crops.cells)
-        total, cells = 0.0, 0
-        for first in range(0, len(places), step):
-            batch, held = crops.held_out(places[first : first + step])
+        total, cells = 0.0, 0.0
+        for chosen in (judged_crops[first : first + step] for first in range(0, len(judged_crops), step)):
+            batch, held = crops.held_out(chosen)
             answer = self.answer(Given(batch.x * batch.observed, batch.observed, torch.zeros(()), batch.maps))
-            total += (answer - batch.x)[held].square().sum().item()
-            cells += int(held.sum())
-        return total / max(1, cells)
+            weights = crops.held.weights_of(chosen)
+            total += (torch.where(held, answer - batch.x, 0).square().flatten(1).sum(1) * weights).sum().item()
+            cells += (held.flatten(1).sum(1) * weights).sum().item()
+        return total / cells if cells else 0.0
 
     def held_out_error(self, lesson: Lesson) -> HeldOutError:
         """Mean squared error of all steps on all held-out cells, at the noise of a fill."""
-        totals, cells = [], []
-        for _, batch, held, noise in lesson.crops.validation(lesson.seed):
-            error = self(lesson.given(batch, batch.observed, noise)).estimate - batch.x
-            totals += torch.where(held, error, 0).double().square().flatten(1).sum(1).tolist()
-            cells += held.flatten(1).sum(1).tolist()
+        totals, cells, held_out = [], [], lesson.crops.held
+        for chosen, batch, held, noise in lesson.crops.validation(lesson.seed):
+            error, weights = (
+                self(lesson.given(batch, batch.observed, noise)).estimate - batch.x,
+                held_out.weights_of(chosen),
+            )
+            totals += (torch.where(held, error, 0).double().square().flatten(1).sum(1) * weights).tolist()
+            cells += (held.flatten(1).sum(1) * weights).tolist()
         return HeldOutError.of(totals, cells)
 
     def _choose_effort(self, lesson: Lesson) -> float:

@@ -143,7 +143,8 @@ def least_missed(
     """The first of the options, unless a later one interpolates clearly better."""
     own, state, chosen = crops.normaliser, generator.get_state(), 0
     errors: list[list[float]] = []
-    cells = [int(mask.sum()) for mask in crops.held.masks]
+    held = crops.held
+    cells = [weight * int(mask.sum()) for weight, mask in zip(held.weights, held.masks)]
     for number, option in enumerate(options if len(options) > 1 else []):
         if errors and stages.late():
             break
@@ -151,7 +152,7 @@ def least_missed(
         generator.set_state(state)  # all learn from the same crops
         errors.append(_interpolation_errors(crops, generator, settings.rounds, stages))
         gain = HeldOutError.of([a - b for a, b in zip(errors[chosen], errors[number])], cells)
-        mean = sum(errors[number]) / max(1, sum(cells))
+        mean = sum(errors[number]) / (sum(cells) or 1)
         if gain.mean > max(settings.margin * (mean + gain.mean), gain.standard_error):
             chosen = number
         stages.advance(f"held-out error {mean:.4f}")
@@ -160,16 +161,17 @@ def least_missed(
 
 
 def _interpolation_errors(crops: Crops, generator: Generator, rounds: int, stages: Stages) -> list[float]:
-    """Summed squared errors at the held-out cells of each validation crop, as shares of the variances of the record."""
+    """Summed squared errors at the held-out cells of each validation crop, weighted, in variances of the record."""
     field = LearntField(crops.record.shape[1], crops.length, crops.shape[1:], crops.periodic)
     chain = Chain([Gaussian(field)]).eval()
     brief = GaussianSettings(rounds=rounds, memory_parts=(), pattern_rounds=0)
     learn_covariance(field, Lesson(crops, AllObserved(), NO_NOISE, 0, generator, stages=stages), chain, brief)
     errors = []
-    for place in crops.held.places:
-        batch, held = crops.held_out([place])
+    for number, place in enumerate(crops.held.places):
+        batch, held = crops.held_out([number])
         error = chain.answer(Given(batch.x * batch.observed, batch.observed, torch.zeros(()), batch.maps)) - batch.x
-        errors.append((crops.scale_at(place)[:, None] * error)[held].double().square().sum().item())
+        total = (crops.scale_at(place)[:, None] * error)[held].double().square().sum().item()
+        errors.append(crops.held.weights[number] * total)
     return errors
 
 

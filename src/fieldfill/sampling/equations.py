@@ -91,7 +91,7 @@ class Steering:
         given = self.crops
         crops = Crops(given.record, given.normaliser, given.shape, maps=given.maps, others=given.others)
         crops.held = hold_out(crops, 0.1, stream(seed, "hold-out")).part(slice(most))
-        batch, held_cells = crops.held_out(crops.held.places)
+        batch, held_cells = crops.held_out(range(len(crops.held)))
         x, mean = batch.x, torch.from_numpy(estimate(batch, stream(seed, "choice"))[0])
         residual = self.residual([place[0] for place in batch.places])
         missing = batch.domain[:, :, None] & ~batch.observed

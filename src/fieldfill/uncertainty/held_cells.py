@@ -5,6 +5,7 @@ Held-out cells stand for missing ones. They are weighted such that they lie as d
 inside an interval – is an estimate of the same for the missing cells.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,10 +74,10 @@ def held_cells(
     ``most`` limits the number of validation crops that are looked at.
     """
     parts = []
-    places = crops.held.places[:most]
-    for first in range(0, len(places), BATCH):
-        batch, held = crops.held_out(places[first : first + BATCH])
-        parts.append(_estimated(denoiser, partition, batch, held, ensemble, crops, generator, first))
+    chosen = range(len(crops.held))[:most]
+    for some in (chosen[first : first + BATCH] for first in range(0, len(chosen), BATCH)):
+        batch, held = crops.held_out(some)
+        parts.append(_estimated(denoiser, partition, batch, held, ensemble, crops, generator, some))
     cells = _joined(parts)
     if missing is None:
         return cells
@@ -92,22 +93,22 @@ def _estimated(
     ensemble: Ensemble,
     crops: Crops,
     generator: Generator,
-    first: int,
+    numbers: Sequence[int],
 ) -> HeldCells:
-    """The ``held`` cells of crops of which the others are observed; crops count from ``first``."""
+    """The ``held`` cells of crops of which the others are observed; ``numbers`` are those of the crops."""
     estimate = single_step(denoiser, batch.x, batch.observed, batch.maps, partition, ensemble, generator)
     chosen = held.numpy()
     distance, sparsity = places_in_gaps(batch.observed.numpy(), crops.periodic)
     crop, variable, frame, row, column = np.nonzero(chosen)
     raw = None if estimate.variance is None else np.sqrt(estimate.variance.numpy()[chosen]).astype(float)
     error = (estimate.mean - batch.x).numpy()[chosen].astype(float)
-    prior = crops.tiling.shares()[frame, row, column]
+    prior = crops.tiling.shares()[frame, row, column] * crops.held.weights_of(numbers).numpy()[crop]
     around = surroundings(estimate.mean, batch.observed, batch.domain)[chosen]
     # A held-out cell is observed, but for its own frame it must count like a missing one.
     rare = torch.stack([crops.cut(_rarity(crops, held=1), place) for place in batch.places])[:, :, None]
     rarity = rare.expand(held.shape).numpy()[chosen]
     gaps = distance[chosen], sparsity[chosen], rarity
-    return HeldCells(error, raw, *gaps, variable, crop + first, prior, around)
+    return HeldCells(error, raw, *gaps, variable, np.array(numbers)[crop], prior, around)
 
 
 def _joined(parts: list[HeldCells]) -> HeldCells:
@@ -142,7 +143,7 @@ def choose_ensemble(
         candidates = [Ensemble(contexts), *balanced, Ensemble(0)]
     missing = missing_places(crops, generator)
     evaluations = sum(max(1, ensemble.count) for ensemble in candidates)
-    most = min(most or len(crops.held.places), affordable(evaluations * crops.cells))
+    most = min(most or len(crops.held), affordable(evaluations * crops.cells))
     found = {e: held_cells(denoiser, partition, crops, e, generator, missing, most) for e in candidates}
     scores = {e: float(np.average(cells.error**2, weights=cells.weight)) for e, cells in found.items()}
     best, direct = min(scores, key=lambda ensemble: scores[ensemble]), Ensemble(0)
@@ -210,11 +211,11 @@ def clear_scene(
     Such cells have close neighbours, and their errors are much smaller than those in the middle of a gap.
     """
     parts = []
-    for number, place in enumerate(crops.held.places):
-        batch, withheld = crops.held_out([place])
+    for number in range(len(crops.held)):
+        batch, withheld = crops.held_out([number])
         observed = batch.observed | withheld
         held = observed & (torch.rand(observed.shape, generator=generator) < share)
         if held.any():
             clear = replace(batch, observed=observed & ~held)
-            parts.append(_estimated(denoiser, partition, clear, held, ensemble, crops, generator, number))
+            parts.append(_estimated(denoiser, partition, clear, held, ensemble, crops, generator, [number]))
     return Calibration.fit(replace(_joined(parts), around=None), crops.record.shape[1], by_distance=False)

@@ -70,7 +70,7 @@ class Ending:
             return cls(denoiser, partition, crops, settings, stages, 0.0, judged)
         denoiser.eval()
         begun = time.monotonic()
-        batch, _ = crops.held_out(crops.held.places[:1])
+        batch, _ = crops.held_out([0])
         single_step(denoiser, batch.x, batch.observed, batch.maps, partition, Ensemble(0), stream(seed, "choice"))
         each = stages.agreed((1 + OVERHEAD) * (time.monotonic() - begun))
         room = SHARE * stages.left - each * len(crops.held.places)
