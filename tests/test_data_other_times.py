@@ -39,7 +39,7 @@ def test_maps_do_not_show_what_is_hidden_in_the_crop() -> None:
     """Neither which of its cells are hidden nor their values: the maps of a validation crop are the same without."""
     crops = crops_with(held=0.4, rounds=3)
     place = crops.held.places[0]
-    batch, held = crops.held_out([place])
+    batch, held = crops.held_out([0])
     changed = torch.where(held[0], 1e3, batch.x[0])
     sums = [crops.cut(whole, place) for whole in crops.others.sums(0)]
     maps = crops.others.maps(0, place[1], changed, batch.observed[0], *sums)

@@ -53,14 +53,15 @@ class HoldOutSettings:
     least_cells
         cells that a crop must hold out, or a fifth of its observed ones where these are few.
     least_left
-        share of what is observed around missing cells that must be left around held-out ones.
+        share of what is observed around missing cells that must be left around held-out ones in every second crop,
+        whose hidden cells lie deep in gaps; in the others it is all of it, if there are such crops.
     trials
         boxes that are drawn for each validation crop at most.
     """
 
-    wanted: int = 48
+    wanted: int = 64
     most: int = 96
-    smallest: int = 12
+    smallest: int = 6
     most_held: float = 0.15
     usually_hidden: float = 0.4
     times: int = 12
@@ -80,7 +81,8 @@ def hold_out(crops: Crops, share: float, generator: Generator, settings: HoldOut
     missing = _Missing(crops)
     found: list[tuple[Place, Tensor, float]] = []
     for _ in range(settings.trials * wanted):
-        held = _held(crops, missing, sides, generator, settings)
+        least = settings.least_left if len(found) % 2 else 1.0
+        held = _held(crops, missing, sides, least, generator, settings)
         if held is not None:
             found.append(held)
         if len(found) == wanted:
@@ -139,9 +141,17 @@ class _Missing:
 
 
 def _held(
-    crops: Crops, missing: _Missing, sides: tuple[int, int], generator: Generator, settings: HoldOutSettings
+    crops: Crops,
+    missing: _Missing,
+    sides: tuple[int, int],
+    least: float,
+    generator: Generator,
+    settings: HoldOutSettings,
 ) -> tuple[Place, Tensor, float] | None:
-    """A validation crop, its held-out cells and its weight, or None if a box cannot be hidden where it was drawn."""
+    """A validation crop, its held-out cells and its weight, or None if a box cannot be hidden where it was drawn.
+
+    ``least`` is the share of what is observed around the missing cells that is left around them.
+    """
     drawn = missing.draw(sides, generator)
     if drawn is None:
         return None
@@ -149,7 +159,7 @@ def _held(
     area = (..., *box)
     lender, candidates, further = _times(crops, spot, settings.times, generator)
     gaps = (crops.cut(crops.domain, (0, 0, *spot))[:, None] & ~lender)[area]
-    wanted, best = settings.least_left * float(lender[area].float().mean()), None
+    wanted, best = least * float(lender[area].float().mean()), None
     for place, observed in candidates:
         part = observed[area] & crops.cut(missing.kept, place)[:, None][area]
         hidden = part & gaps
@@ -187,13 +197,18 @@ def _times(
     """
     samples, _, frames, _, _ = crops.record.shape
     starts = frames - crops.length + 1
-    numbers = torch.randperm(samples * starts, generator=generator)[: count + 1].tolist()
-    (place, lender), *others = [
-        (place, _observed(crops, place)) for place in ((n // starts, n % starts, *spot) for n in numbers)
-    ]
-    if others:
-        alike = [(other, observed) for other, observed in others if _changes(observed) == _changes(lender)]
-        others = alike if len(alike) >= min(len(others), count // 2) else others
+    numbers = torch.randperm(samples * starts, generator=generator)[: 2 * count + 1].tolist()
+    place, *places = [(number // starts, number % starts, *spot) for number in numbers]
+    lender = _observed(crops, place)
+    alike: list[tuple[Place, Tensor]] = []
+    others: list[tuple[Place, Tensor]] = []
+    for other in places:
+        observed = _observed(crops, other)
+        (alike if _changes(observed) == _changes(lender) else others).append((other, observed))
+        if len(alike) == count:
+            break
+    if places:
+        others = alike or others[:count]
         return lender, others, [observed for _, observed in others]
     if crops.length > 1:
         shifts = torch.randperm(crops.length - 1, generator=generator)[:count] + 1
