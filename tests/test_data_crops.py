@@ -8,6 +8,7 @@ import torch
 import xarray as xr
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.ndimage import uniform_filter
 
 from conftest import crops_of, gappy_dataset, seeded
 from fieldfill.config import Settings
@@ -370,6 +371,37 @@ def test_held_out_cells_lie_under_the_gaps_of_another_crop(crops) -> None:
         observed = crops.at(place)[1]
         # All of it under one other crop's gaps: these alone, or what they share with the gaps of more crops.
         assert mask.any() and any((mask & ~gap).sum() == 0 for gap in gaps if not torch.equal(gap, domain & ~observed))
+
+
+def test_cells_are_held_out_where_cells_are_missing() -> None:
+    """The west is seen in one frame of four, the east in most: held-out cells count by where missing ones lie."""
+    rng = np.random.default_rng(0)
+    seen = rng.random((60, 24, 24)) < np.where(np.arange(24) < 12, 0.25, 0.85)
+    ds = xr.Dataset({"v": (("time", "lat", "lon"), np.where(seen, rng.normal(size=seen.shape), np.nan))})
+    crops = crops_of(ds, 4, held=0, size=(12, 12))
+    held = hold_out(crops, 0.3, seeded())
+    west = total = plain = 0.0
+    for (_, _, _, column), mask, weight in zip(held.places, held.masks, held.weights):
+        own = (weight * mask[0].sum((0, 1)))[: max(0, 12 - column)].sum().item()
+        west, total = west + own, total + weight * mask.sum().item()
+        plain += mask[0].sum((0, 1))[: max(0, 12 - column)].sum().item() / sum(int(m.sum()) for m in held.masks)
+    wanted = (~seen[..., :12]).sum() / (~seen).sum()
+    assert west / total == pytest.approx(wanted, abs=0.1) and plain < wanted
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 40), (6, 20, 20)], ids=str)
+def test_a_record_without_other_times_lends_itself_its_gaps(shape) -> None:
+    """A single frame, and a record that is one crop in time."""
+    rng = np.random.default_rng(0)
+    clouds = uniform_filter(rng.random(shape), (1, 5, 5)) < 0.48
+    ds = xr.Dataset({"v": (("time", "lat", "lon"), np.where(clouds, np.nan, rng.normal(size=shape)))})
+    crops = crops_of(ds, shape[0], held=0, size=(12, 12))
+    held = hold_out(crops, 0.3, seeded())
+    assert len(held) > 3
+    for place, mask in zip(held.places, held.masks):
+        assert mask.any() and not (mask & ~crops.at(place)[1]).any()
+        flat = mask[0].any(0)
+        assert not flat.all(0).all() and not flat.all(1).all()  # gaps, not whole crops
 
 
 def pixels(frames: int, length: int) -> Crops:
