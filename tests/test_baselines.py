@@ -313,7 +313,7 @@ def test_optimal_interpolation_lies_between_the_optimum_and_the_simpler_methods_
     error, out = {}, {}
     for method in (
         baselines.GaussianOptimum(field=law, window=8),
-        baselines.OptimalInterpolation(),
+        baselines.OptimalInterpolation(seed=1),
         baselines.BestInpainting(),
         baselines.LinearTime(),
         baselines.Climatology(),

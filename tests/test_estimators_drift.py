@@ -279,7 +279,7 @@ def test_windows_with_a_drift_each_get_a_law_that_moves_and_comes_close_to_the_o
     alone = Chain([Gaussian(LearntField(1, LAW.frames, LAW.shape, (True, True)), BRIEF)])
     common = alone.learn(lesson_of(crops))
     assert set(common) == {"gaussian", "sources"}
-    assert alone.source_error(lesson_of(crops)) == pytest.approx(common["gaussian"]["validation"])
+    assert alone.source_errors(lesson_of(crops)).summary.mean == pytest.approx(common["gaussian"]["validation"])
 
 
 def test_fields_that_stand_still_keep_one_law() -> None:

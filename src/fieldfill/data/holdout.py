@@ -78,14 +78,15 @@ def hold_out(crops: Crops, share: float, generator: Generator, settings: HoldOut
     """
     settings = settings or HoldOutSettings()
     wanted, sides = _room(crops, share, settings)
-    missing = _Missing(crops)
+    missing, left = _Missing(crops), settings.most_held * float(crops.record.counts.sum())
     found: list[tuple[Place, Tensor, float]] = []
     for _ in range(settings.trials * wanted):
         least = settings.least_left if len(found) % 2 else 1.0
         held = _held(crops, missing, sides, least, generator, settings)
         if held is not None:
             found.append(held)
-        if len(found) == wanted:
+            left -= int(held[1].sum())
+        if len(found) == wanted or left <= 0:
             break
     if not found:
         found = [(place, _columns(_observed(crops, place), generator), 1.0) for place in crops.some(wanted, generator)]

@@ -11,7 +11,7 @@ from fieldfill.data.crops import Batch
 from fieldfill.estimators.base import Answer, Claim, Correction, Estimator, Example, Given, Law, Lesson, Source
 from fieldfill.seeds import position_stream
 
-__all__ = ["BATCH_CELLS", "LEAST_JUDGED", "Chain", "ChainSettings", "HeldOutError", "draw_examples"]
+__all__ = ["BATCH_CELLS", "LEAST_JUDGED", "Chain", "ChainSettings", "HeldOutError", "HeldOutErrors", "draw_examples"]
 
 # Cells (B, C, T, H, W) that one solution of all crops of a batch may hold.
 BATCH_CELLS = 2**17
@@ -65,6 +65,22 @@ class HeldOutError:
 
     def notes(self) -> dict[str, float]:
         return {"validation": self.mean, "standard_error": self.standard_error}
+
+
+@dataclass(frozen=True)
+class HeldOutErrors:
+    """Sums of squared errors on held-out cells, and numbers of cells, both weighted, one of each for every crop."""
+
+    totals: Sequence[float]
+    cells: Sequence[float]
+
+    @property
+    def summary(self) -> HeldOutError:
+        return HeldOutError.of(self.totals, self.cells)
+
+    def gain_over(self, others: "HeldOutErrors") -> HeldOutError:
+        """By how much these errors on the same cells are smaller."""
+        return HeldOutError.of([b - a for a, b in zip(self.totals, others.totals)], self.cells)
 
 
 class Chain(nn.Module):
@@ -177,22 +193,23 @@ class Chain(nn.Module):
                 example.estimate = step.correct(example.given, example.estimate).estimate
         return found
 
-    def source_error(self, lesson: Lesson, judged: int | None = None) -> float:
-        """Mean squared error of the sources on the held-out cells of some crops, ``judged`` cells in all.
+    def source_errors(self, lesson: Lesson, judged: int | None = None) -> HeldOutErrors:
+        """Squared errors of the sources on the held-out cells of some crops, ``judged`` cells in all.
 
         Without noise: only the observations' own errors remain.
         """
         crops, judged = lesson.crops, self.settings.judged_cells if judged is None else judged
         judged_crops = range(len(crops.held))[: max(LEAST_JUDGED, judged // crops.cells)]
         step = max(1, BATCH_CELLS // crops.cells)
-        total, cells = 0.0, 0.0
+        totals: list[float] = []
+        cells: list[float] = []
         for chosen in (judged_crops[first : first + step] for first in range(0, len(judged_crops), step)):
             batch, held = crops.held_out(chosen)
             answer = self.answer(Given(batch.x * batch.observed, batch.observed, torch.zeros(()), batch.maps))
             weights = crops.held.weights_of(chosen)
-            total += (torch.where(held, answer - batch.x, 0).square().flatten(1).sum(1) * weights).sum().item()
-            cells += (held.flatten(1).sum(1) * weights).sum().item()
-        return total / cells if cells else 0.0
+            totals += (torch.where(held, answer - batch.x, 0).square().flatten(1).sum(1) * weights).tolist()
+            cells += (held.flatten(1).sum(1) * weights).tolist()
+        return HeldOutErrors(totals, cells)
 
     def held_out_error(self, lesson: Lesson) -> HeldOutError:
         """Mean squared error of all steps on all held-out cells, at the noise of a fill."""
@@ -212,7 +229,7 @@ class Chain(nn.Module):
         def error(effort: float) -> float:
             for source in self.sources:
                 source.set_effort(effort)
-            return Chain(self.sources, self.settings).source_error(lesson)
+            return Chain(self.sources, self.settings).source_errors(lesson).summary.mean
 
         chosen, least = 1.0, error(1.0)
         for effort in self.settings.efforts:

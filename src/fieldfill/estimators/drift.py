@@ -120,7 +120,7 @@ class Drift(Source):
         if not places:
             return {"used": 0.0}
         judged = settings.cells * chain.settings.judged_cells
-        before = chain.source_error(lesson, judged)
+        before = chain.source_errors(lesson, judged).summary.mean
         self.field = common.empty()
         search = CovarianceSearch(self.field, lesson, chain, judged)
         nugget = max(settings.least_nugget, common.nugget.item())

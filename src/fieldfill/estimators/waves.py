@@ -80,7 +80,7 @@ class Waves(Source):
         places = crops.some(settings.searched, lesson.generator)
 
         def error() -> float:
-            return chain.source_error(lesson, settings.judged * crops.cells)
+            return chain.source_errors(lesson, settings.judged * crops.cells).summary.mean
 
         before = error()
         self.equations = law = Equations(common.shape, common.torus, settings).train(common.training)

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 
 from fieldfill.data.crops import Crops, Place
 from fieldfill.estimators.base import Lesson
-from fieldfill.estimators.chain import BATCH_CELLS, Chain
+from fieldfill.estimators.chain import BATCH_CELLS, Chain, HeldOutErrors
 from fieldfill.estimators.gaussian.field import LearntField
 from fieldfill.estimators.gaussian.pairs import drift_of, factorise, lagged, separations, tapered
 
@@ -131,6 +131,7 @@ class CovarianceSearch:
         self.field, self.lesson, self.chain, self.judged = field, lesson, chain, judged
         self.best: dict[str, float] = {"validation": math.inf}
         self._state: dict[str, Tensor] = {}
+        self._errors: HeldOutErrors | None = None
 
     def attempt(
         self,
@@ -140,20 +141,35 @@ class CovarianceSearch:
         nugget: float,
         memory: float = math.inf,
         least: float = 0.0,
+        sure: bool = True,
     ) -> None:
-        """Tries a stationary covariance, which has to gain at least a share ``least`` of the error."""
+        """Tries a stationary covariance, which has to gain at least a share ``least`` of the error.
+
+        The gain has to exceed its standard error unless it need not be ``sure``.
+        """
         settings = {"taper": taper, "memory": memory, "nugget": nugget}
         settings |= {"drift_rows": drift[0], "drift_columns": drift[1]}
-        self.judge(factorise(tapered(covariance, taper, drift, memory), self.field), None, settings, least)
+        self.judge(factorise(tapered(covariance, taper, drift, memory), self.field), None, settings, least, sure)
 
-    def judge(self, factor: Tensor, patterns: Tensor | None, settings: dict[str, float], least: float = 0.0) -> bool:
+    def judge(
+        self,
+        factor: Tensor,
+        patterns: Tensor | None,
+        settings: dict[str, float],
+        least: float = 0.0,
+        sure: bool = True,
+    ) -> bool:
         """Whether this is the best so far."""
         self.field.set_covariance(factor, patterns)
         self.field.nugget.fill_(settings["nugget"])
-        error = self.chain.source_error(self.lesson, self.judged)
+        errors = self.chain.source_errors(self.lesson, self.judged)
+        error, better = errors.summary.mean, not self._state
+        if self._errors is not None:
+            gain = errors.gain_over(self._errors)
+            better = gain.mean > max(least * self.best["validation"], gain.standard_error if sure else 0.0)
         self.lesson.stages.advance(f"held-out error {min(error, self.best['validation']):.4f}")
-        better = error < (1 - least) * self.best["validation"] or not self._state
         if better:
+            self._errors = errors
             self.best = {**settings, "patterns": len(self.field.patterns), "validation": error}
             self._state = {name: value.clone() for name, value in self.field.state_dict().items()}
         return better
@@ -186,17 +202,26 @@ def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain, settings:
         search.attempt(found.covariance, search.taper, (0.0, 0.0), nugget, memory, settings.least_memory_gain)
     count, idle = max(2, settings.completed_cells // crops.cells), 0
     large = crops.cells > chain.settings.judged_cells
+    search.restore()
     for turn in range(settings.rounds // 2 if large else settings.rounds):
         if lesson.stages.late():
             break
-        search.restore()
         before = search.best["validation"]
         covariance, nugget = complete_crops(field, crops, crops.some(count, generator), generator)
         drift = drift_of(covariance)
         if turn == 0 and max(map(abs, drift)) > settings.least_drift:
-            search.attempt(covariance, search.taper, drift, nugget, search.memory)
-        for taper in sorted({search.taper, 2 * search.taper, math.inf}):
+            search.attempt(covariance, search.taper, drift, nugget, search.memory, sure=False)
+        # A narrower taper is the simpler choice. The next round of the same one need not prove itself, and it is gone
+        # on from there even if the held-out cells do not show its gain.
+        narrow = search.taper
+        search.attempt(covariance, narrow, search.drift, nugget, search.memory, sure=False)
+        step = {name: value.clone() for name, value in field.state_dict().items()}
+        for taper in sorted({2 * narrow, math.inf}):
             search.attempt(covariance, taper, search.drift, nugget, search.memory)
+        if search.taper > narrow:
+            search.restore()
+        else:
+            field.load_state_dict(step)
         idle = idle + 1 if search.best["validation"] > (1 - settings.least_gain) * before else 0
         if idle == settings.patience:
             break
