@@ -37,7 +37,7 @@ class ChainSettings:
         share of the time limit of a fit that is used when sources, and when corrections, have learnt.
     """
 
-    judged_cells: int = 2**20
+    judged_cells: int = 2**19
     examples: int = 48
     example_cells: int = 2**21
     least_gain: float = 0.01
