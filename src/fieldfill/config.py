@@ -177,7 +177,7 @@ class Settings(BaseModel):
     )
     contexts: int = Field(10, ge=0, description="contexts averaged in a fill; 0 = all observations at once")
     choose_contexts: bool = Field(True, description="let validation choose between contexts and all observations")
-    hold_out: float = Field(0.1, gt=0, lt=1, description="share of the windows with held-out cells")
+    hold_out: float = Field(0.1, gt=0, lt=1, description="share of the crops with held-out cells")
     minutes: float | None = Field(None, gt=0, description="time of the whole fit, from opening to calibration")
     training: TrainSettings = TrainSettings()
     validation: HoldOutSettings = HoldOutSettings()
@@ -291,7 +291,7 @@ def build_chain(
 
 
 def build_partition(name: str, bank: Tensor, keep: tuple[float, float]) -> Partition:
-    """A partition by name; ``bank`` (N, C, T, H, W) holds observation masks of the data set's own windows.
+    """A partition by name; ``bank`` (N, C, T, H, W) holds observation masks of the data set's own crops.
 
     ``block:3x3`` names the block grid, ``hide-more:block:3x3`` what is hidden together; the other names take no
     argument. Variables without changing gaps stay outside of it, always shown.

@@ -1,4 +1,4 @@
-r"""Mean and spread of every cell of a gappy record, drawn to those of all cells as far as the record asks for.
+r"""Mean and spread of every cell of a gappy record, drawn to those of all cells where that lowers the error.
 
 A field with a coast, mountains or a gradient in latitude is not stationary; its anomalies are more so. With n the
 number of visible values of a cell, G_s a Gaussian smoother of s cells that covers A_s cells, and k values of the
@@ -11,7 +11,7 @@ The record is divided in time, and each part is predicted by the maps of the oth
 squared error, or the highest likelihood of the spread. One number for all cells stays unless the maps gain more than a
 margin and more than the standard error over the parts.
 
-Gaps are often in the same places, where few values were seen and a map knows least. So a value counts as often as there
+Gaps are often in the same places, where few values were seen and a map is least certain. So a value counts as often as there
 are missing values in its cell for one that was observed.
 
 That does not show how well the anomalies can be interpolated. What is wrong in the maps is the same in every frame, and
@@ -190,7 +190,7 @@ class _Map:
 class _Folds:
     """Sums over parts of a record in time (or over some of its samples), to judge maps by what they were not made of.
 
-    A mean that knows the weeks around would be praised for what any interpolation in time knows.
+    A mean that includes the weeks around would get the credit for what any interpolation in time finds.
     """
 
     def __init__(self, crops: Crops, generator: Generator, settings: ClimatologySettings) -> None:

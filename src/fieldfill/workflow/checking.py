@@ -80,7 +80,7 @@ class Check:
             )
         lines.append(self.audit.words)
         if self.independence is None:
-            lines.append("Too few windows to test whether the gaps depend on the field.")
+            lines.append("Too few crops to test whether the gaps depend on the field.")
         else:
             lines.append(self.independence.words(self.record.variables[self.independence.variable]))
         return "\n".join(lines)

@@ -122,7 +122,7 @@ def _source(model: Model, ds: xr.Dataset, request: FillRequest) -> DataSource:
 def _placed(model: Model, record: Record, given: bool) -> tuple[Model, Record]:
     """The model on the cells of the record, and the record with the domain of the model where that was fitted.
 
-    Beyond, the field exists where a ``given`` domain says so. Without one it exists everywhere if it does so in the
+    Beyond, the field exists inside a ``given`` domain. Without one it exists everywhere if it does so in the
     fitted grid, and otherwise in the cells that were ever observed.
     """
     placement = model.grid.place(record, model.shape)
