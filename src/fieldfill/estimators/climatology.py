@@ -11,8 +11,8 @@ The record is divided in time, and each part is predicted by the maps of the oth
 squared error, or the highest likelihood of the spread. One number for all cells stays unless the maps gain more than a
 margin and more than the standard error over the parts.
 
-Gaps are often in the same places, where few values were seen and a map is least certain. So a value counts as often as there
-are missing values in its cell for one that was observed.
+Gaps are often in the same places, where few values were seen and a map is least certain. So a value counts as often
+as there are missing values in its cell for one that was observed.
 
 That does not show how well the anomalies can be interpolated. What is wrong in the maps is the same in every frame, and
 a covariance takes it for a field. So one number for all cells, the mean alone, and both maps are compared: a Gaussian
