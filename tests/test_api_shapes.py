@@ -9,7 +9,7 @@ import xarray as xr
 import fieldfill as ff
 from conftest import gappy_dataset
 from fieldfill.config import Settings
-from fieldfill.data.record import FLAGS
+from fieldfill.data.flags import FLAGS
 from fieldfill.diffusion.train_settings import TrainSettings
 from fieldfill.errors import InputError, InputWarning
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from conftest import gappy_dataset
 from fieldfill.data.axes import find_axes
+from fieldfill.data.flags import FLAGS
 from fieldfill.data.grid import Grid
-from fieldfill.data.record import FLAGS, open_record
+from fieldfill.data.record import open_record
 from fieldfill.errors import InputError
 
 

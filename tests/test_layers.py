@@ -53,10 +53,11 @@ NO_TORCH = (
     "data/inputs",
     "data/gaps",
     "data/finite",
-    "data/ancillary",
+    "data/companions",
+    "data/flags",
     "data/encoding",
     "data/kinds",
-    "data/outputs",
+    "data/output_paths",
     "data/writer",
 )
 NO_XARRAY = ("diffusion", "estimators", "masks/mask_model", "masks/fixed", "masks/moving", "partition", "sampling")

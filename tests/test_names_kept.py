@@ -15,7 +15,8 @@ import fieldfill as ff
 from conftest import QUICK, exit_code, gappy_dataset
 from fieldfill.api import budget_of
 from fieldfill.baselines import Climatology
-from fieldfill.data.record import FLAGS, open_record
+from fieldfill.data.flags import FLAGS
+from fieldfill.data.record import open_record
 from fieldfill.errors import InputError
 
 DIMS = ("time", "lat", "lon")

@@ -26,7 +26,7 @@ from fieldfill.bench.cases import SCALES
 from fieldfill.bench.runner import Runner
 from fieldfill.cli.main import main
 from fieldfill.data.io import open_dataset, save_dataset
-from fieldfill.data.outputs import MACHINE, replacing
+from fieldfill.data.output_paths import MACHINE, replacing
 from fieldfill.data.writer import written
 from fieldfill.errors import InputError
 from fieldfill.workflow.checkpoint import RunFolder
@@ -417,9 +417,9 @@ def test_a_kill_between_two_renames_is_recovered_by_the_next_run(tmp_path) -> No
     code = """
         import os, signal, sys
         from conftest import gappy_dataset
-        from fieldfill.data import outputs
+        from fieldfill.data import output_paths
         from fieldfill.data.io import save_dataset
-        outputs._exchange = lambda *paths: False  # as on a file system that cannot
+        output_paths._exchange = lambda *paths: False  # as on a file system that cannot
         inner = os.rename
         def killed(*paths):
             inner(*paths)
@@ -436,9 +436,9 @@ def test_a_kill_between_two_renames_is_recovered_by_the_next_run(tmp_path) -> No
 
 
 def test_a_file_system_without_exchange_replaces_by_two_renames(tmp_path, monkeypatch) -> None:
-    from fieldfill.data import outputs
+    from fieldfill.data import output_paths
 
-    monkeypatch.setattr(outputs, "_exchange", lambda *paths: False)
+    monkeypatch.setattr(output_paths, "_exchange", lambda *paths: False)
     for seed in (0, 1, 2):
         target = save_dataset(gappy_dataset(seed=seed), tmp_path / "o.zarr", overwrite=True)
     assert open_dataset(target).load().identical(gappy_dataset(seed=2))
@@ -683,7 +683,7 @@ def test_leftovers_of_dead_processes_are_cleared_by_the_next_run(files, filler, 
     code = """
         import os, shutil, signal, sys
         from pathlib import Path
-        from fieldfill.data.outputs import replacing
+        from fieldfill.data.output_paths import replacing
         written = Path(sys.argv[2])
         with replacing(Path(sys.argv[1])) as partial:
             shutil.copytree(written, partial) if written.is_dir() else shutil.copy(written, partial)

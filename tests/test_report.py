@@ -13,7 +13,8 @@ import pytest
 import xarray as xr
 
 from chromium import Browser, in_browser
-from fieldfill.data.record import FLAGS, open_record
+from fieldfill.data.flags import FLAGS
+from fieldfill.data.record import open_record
 from fieldfill.errors import InputError, MissingPackage
 from fieldfill.metrics import reliability
 from fieldfill.report import Story, picture, write_report

@@ -10,8 +10,8 @@ import numpy as np
 import xarray as xr
 
 from fieldfill.config import Settings, build_mask, simulator_of
-from fieldfill.data.ancillary import companion, filled_variables
 from fieldfill.data.axes import Dims, Selection
+from fieldfill.data.companions import companion, filled_variables
 from fieldfill.data.record import open_record
 from fieldfill.errors import InputError
 from fieldfill.execution.ddp import join

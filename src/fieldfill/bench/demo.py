@@ -19,7 +19,7 @@ from fieldfill.api import Filler, budget_of, check
 from fieldfill.baselines import EOF, Baseline, BestInpainting, Climatology, GaussianOptimum, LinearTime
 from fieldfill.data.io import open_dataset, save_dataset
 from fieldfill.data.kinds import NETCDF, PAGE, PICTURE, Kind
-from fieldfill.data.outputs import check_folder, check_output
+from fieldfill.data.output_paths import check_folder, check_output
 from fieldfill.errors import InputError
 from fieldfill.execution.environment import versions
 from fieldfill.masks import CloudMask

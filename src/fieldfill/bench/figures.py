@@ -12,7 +12,7 @@ from fieldfill.bench.cases import CASES, Data, Unavailable, load
 from fieldfill.bench.methods import LEARNT, classical, ensemble_of, learnt
 from fieldfill.bench.runner import Runner, use_ensemble
 from fieldfill.data.kinds import PICTURE
-from fieldfill.data.outputs import check_folder, check_output, replacing
+from fieldfill.data.output_paths import check_folder, check_output, replacing
 from fieldfill.errors import MissingPackage
 
 __all__ = ["FIGURES", "Figure", "draw_figures"]

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from fieldfill.api import physical_scores
-from fieldfill.data.ancillary import FILLED
+from fieldfill.data.flags import FILLED
 from fieldfill.data.record import open_record
 from fieldfill.execution.environment import versions
 from fieldfill.metrics import score, score_by_distance

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fieldfill.data.kinds import FileKind
-from fieldfill.data.outputs import replacing
+from fieldfill.data.output_paths import replacing
 from fieldfill.errors import InputError
 
 __all__ = [

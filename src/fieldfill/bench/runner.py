@@ -24,7 +24,7 @@ from fieldfill.bench.multistep import realise
 from fieldfill.bench.published import best_classical
 from fieldfill.bench.real_records import REAL_RECORDS
 from fieldfill.config import Settings
-from fieldfill.data.outputs import check_folder
+from fieldfill.data.output_paths import check_folder
 from fieldfill.errors import InputError
 from fieldfill.sampling.contexts import Ensemble
 from fieldfill.workflow.checkpoint import RunFolder

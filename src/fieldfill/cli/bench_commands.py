@@ -131,7 +131,7 @@ def table(
     from fieldfill.bench.result_tables import TABLES, make_table, real_table, to_html
     from fieldfill.bench.rows import read
     from fieldfill.bench.summary import Summary
-    from fieldfill.data.outputs import check_output, replacing
+    from fieldfill.data.output_paths import check_output, replacing
 
     unknown = [name for name in names or [] if name not in BENCHES]
     if unknown:
@@ -181,7 +181,7 @@ def page(
     from fieldfill.bench.results_page import RESULTS, results_page
     from fieldfill.bench.rows import read
     from fieldfill.bench.summary import Summary
-    from fieldfill.data.outputs import check_output, replacing
+    from fieldfill.data.output_paths import check_output, replacing
 
     check_output(output, RESULTS, overwrite=True)
     with replacing(output, RESULTS) as partial:

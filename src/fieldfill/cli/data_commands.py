@@ -90,7 +90,7 @@ def mask(
     from fieldfill.api import hide
     from fieldfill.data.io import open_dataset, save_dataset, stored_bytes
     from fieldfill.data.kinds import data_kind
-    from fieldfill.data.outputs import check_distinct, check_output, check_space
+    from fieldfill.data.output_paths import check_distinct, check_output, check_space
 
     check_distinct(output, data)
     check_output(output, data_kind(output), overwrite)

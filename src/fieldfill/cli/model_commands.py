@@ -60,7 +60,7 @@ def check(
     from fieldfill.api import check as audit
     from fieldfill.data.io import open_dataset, save_dataset
     from fieldfill.data.kinds import data_kind
-    from fieldfill.data.outputs import check_distinct, check_output
+    from fieldfill.data.output_paths import check_distinct, check_output
 
     if output is not None:
         check_distinct(output, data)
@@ -116,7 +116,7 @@ def fit(
     """Learn a model from gappy data. Checkpoints are kept beside OUTPUT; --resume continues from the last one."""
     from fieldfill import api as ff
     from fieldfill.data.io import open_dataset
-    from fieldfill.data.outputs import check_distinct, check_output
+    from fieldfill.data.output_paths import check_distinct, check_output
     from fieldfill.execution.ddp import LostProcess, join, losing_nobody
     from fieldfill.workflow.checkpoint import RunFolder
     from fieldfill.workflow.model import KIND
@@ -214,11 +214,12 @@ def fill(
 ) -> None:
     """Fill the gaps of a file. The output has a standard deviation v_std and a flag v_flag beside each variable v."""
     from fieldfill import api as ff
-    from fieldfill.data.ancillary import FLAGS, companions
+    from fieldfill.data.companions import companions
     from fieldfill.data.encoding import check_writable
+    from fieldfill.data.flags import FLAGS
     from fieldfill.data.io import open_dataset, save_dataset, stored_bytes
     from fieldfill.data.kinds import data_kind
-    from fieldfill.data.outputs import check_distinct, check_output, check_space
+    from fieldfill.data.output_paths import check_distinct, check_output, check_space
     from fieldfill.sampling.solvers import Solver
 
     check_distinct(output, data, model)

@@ -81,7 +81,7 @@ def report(
     from fieldfill import api as ff
     from fieldfill.data.io import open_dataset
     from fieldfill.data.kinds import PAGE
-    from fieldfill.data.outputs import check_distinct, check_output
+    from fieldfill.data.output_paths import check_distinct, check_output
     from fieldfill.execution.environment import versions as found
     from fieldfill.report import Story, write_report
 

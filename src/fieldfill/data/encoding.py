@@ -27,7 +27,7 @@ import pandas as pd
 import xarray as xr
 from dask.base import get_scheduler
 
-from fieldfill.data.ancillary import filled_cells
+from fieldfill.data.companions import filled_cells
 from fieldfill.data.kinds import ZARR
 from fieldfill.data.pieces import at_once
 from fieldfill.data.stores import storing

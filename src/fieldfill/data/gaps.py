@@ -11,9 +11,9 @@ import numpy.typing as npt
 import xarray as xr
 from scipy.special import exprel
 
-from fieldfill.data.ancillary import FLAGS
 from fieldfill.data.axes import Axes
 from fieldfill.data.finite import check_filled, floating
+from fieldfill.data.flags import flag_cells
 
 __all__ = ["FilledArrays", "Gaps"]
 
@@ -162,14 +162,15 @@ class Gaps:
         return self._placed(0, given, given.dtype)
 
     def flag(self, unsupported: np.ndarray) -> xr.DataArray:
-        """Where each value comes from: one of `FLAGS`."""
-        kinds = np.where(unsupported, FLAGS["filled_without_support"], FLAGS["filled"])
-        return self._placed(FLAGS["observed"], kinds, np.int8, FLAGS["outside_domain"])
+        """Where each value comes from, see `fieldfill.data.flags`."""
+        return self._variable(flag_cells(self.observed, self.missing, unsupported))
 
-    def _placed(
-        self, seen: np.ndarray | int, missing: np.ndarray, dtype: npt.DTypeLike, outside: float = np.nan
-    ) -> xr.DataArray:
-        array = np.where(self.observed, seen, np.where(self.missing, missing, outside)).astype(dtype)
+    def _placed(self, seen: np.ndarray | int, missing: np.ndarray, dtype: npt.DTypeLike) -> xr.DataArray:
+        """``seen`` where observed, ``missing`` in the gaps, NaN outside the domain."""
+        return self._variable(np.where(self.observed, seen, np.where(self.missing, missing, np.nan)).astype(dtype))
+
+    def _variable(self, array: np.ndarray) -> xr.DataArray:
+        """An array (S, T, H, W) with dimensions and coordinates of the original, without attributes."""
         placed = self.canonical.copy(data=array.reshape(self.canonical.shape)).transpose(*self.original.dims)
         placed.attrs, placed.encoding = {}, {}
         return placed

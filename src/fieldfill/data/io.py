@@ -15,7 +15,7 @@ import xarray as xr
 
 from fieldfill.data.encoding import writable, write
 from fieldfill.data.kinds import ZARR, data_kind, json_object
-from fieldfill.data.outputs import COMPRESSED, check_output, check_space, replacing
+from fieldfill.data.output_paths import COMPRESSED, check_output, check_space, replacing
 from fieldfill.data.survey import as_dataset
 from fieldfill.errors import InputError, InputWarning, MissingPackage
 

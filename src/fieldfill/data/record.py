@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fieldfill.data.ancillary import FLAGS, LEADING, attributes, lists, without_earlier_fill
 from fieldfill.data.axes import Axes, Dims, Selection, find_axes, selected, wraps_around
+from fieldfill.data.companions import LEADING, attributes, lists, without_earlier_fill
 from fieldfill.data.gaps import FilledArrays, Gaps
 from fieldfill.data.survey import as_dataset, choose_variables, given_domain, scope, survey
 from fieldfill.errors import InputError
 
-__all__ = ["FLAGS", "Record", "open_record"]
+__all__ = ["Record", "open_record"]
 
 # Bytes of the largest record that is kept in memory; larger ones are read crop by crop.
 IN_MEMORY_BYTES = 2**30
@@ -209,7 +209,7 @@ class Record:
         quantiles
             by probability, how many ``std`` (C,) each of them lies above the filled value.
         suffix
-            what the names of new variables have after that of the variable, see `fieldfill.data.ancillary`.
+            what the names of new variables have after that of the variable, see `fieldfill.data.companions`.
         """
         unsupported = np.zeros(self.shape, bool) if unsupported is None else np.broadcast_to(unsupported, self.shape)
         arrays = FilledArrays(filled, std, unsupported, members, budget, quantiles)

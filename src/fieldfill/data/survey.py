@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from fieldfill.data.ancillary import KINDS, earlier_fill
 from fieldfill.data.axes import Axes
+from fieldfill.data.companions import KINDS, earlier_fill
 from fieldfill.data.finite import Moments
 from fieldfill.errors import InputError
 

@@ -1,7 +1,7 @@
 """Scores of a filled record against the truth: xarray in, xarray out.
 
-A filled record flags its cells: observed (0), missing (1, 2: filled with or without support), or outside the
-domain (3). Errors are taken over the missing cells; only ``mse_all`` also counts the observed ones, as
+A filled record flags its cells as observed, filled with or without support, or outside the domain
+(`fieldfill.data.flags`). Errors are taken over the missing cells; only ``mse_all`` also counts the observed ones, as
 published tables do. Truth is matched by the names and the coordinates of the dimensions.
 """
 
@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fieldfill.data.ancillary import FILLED, FLAGS, companion, filled_variables
+from fieldfill.data.companions import companion, filled_variables
+from fieldfill.data.flags import FILLED, FLAGS
 from fieldfill.data.pieces import at_once
 from fieldfill.errors import InputError
 from fieldfill.metrics.cells import (

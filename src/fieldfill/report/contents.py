@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fieldfill.data.ancillary import companion, companions, filled_variables
 from fieldfill.data.axes import Axes, Dims, find_axes
-from fieldfill.data.record import FLAGS, Record, open_record
+from fieldfill.data.companions import companion, companions, filled_variables
+from fieldfill.data.flags import FLAGS
+from fieldfill.data.record import Record, open_record
 from fieldfill.errors import InputError
 from fieldfill.metrics.records import matched
 from fieldfill.report.phrasing import axis_label, plain, pretty_units, time_labels

@@ -7,7 +7,8 @@ from html import escape
 import numpy as np
 import xarray as xr
 
-from fieldfill.data.ancillary import FLAGS, companions
+from fieldfill.data.companions import companions
+from fieldfill.data.flags import FILLED, FLAGS
 from fieldfill.report.contents import Field, Story
 from fieldfill.report.phrasing import method_name, number, percent, with_units
 
@@ -45,12 +46,12 @@ class Facts:
 
     @classmethod
     def of(cls, story: Story, fields: list[Field], filled: xr.Dataset, scores: xr.Dataset | None) -> "Facts":
-        counts = np.zeros(len(FLAGS), int)
+        inside = missing = unsupported = 0
         for field in fields:
-            flag = filled[companions(filled, field.name)["flag"]]
-            counts += np.bincount(flag.values.ravel(), minlength=len(FLAGS))
-        seen, supported, unsupported, _ = counts.tolist()
-        inside, missing = seen + supported + unsupported, supported + unsupported
+            flag = filled[companions(filled, field.name)["flag"]].values
+            inside += int((flag != FLAGS["outside_domain"]).sum())
+            missing += int(np.isin(flag, FILLED).sum())
+            unsupported += int((flag == FLAGS["filled_without_support"]).sum())
         errors, covered = {}, {}
         rows = {} if scores is None or not missing else {f.name: scores.sel(variable=f.name) for f in fields}
         for field in fields:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from fieldfill.data.flags import FLAGS
 from fieldfill.data.kinds import PAGE
-from fieldfill.data.outputs import check_output, replacing
+from fieldfill.data.output_paths import check_output, replacing
 from fieldfill.data.record import Record
 from fieldfill.errors import MissingPackage
 from fieldfill.metrics import reliability, score, score_by_distance
@@ -280,7 +281,7 @@ def _key(field: Field) -> str:
         rows |= {"covered": "inside 90 % intervals"}
     entries = "".join(f'<dt>{label}</dt><dd data-entry="{key}"></dd>' for key, label in rows.items())
     swatches = {"gap": "missing", "land": "outside the domain", "alarm": "filled without support"}
-    if not (field.flag == 2).any():
+    if not (field.flag == FLAGS["filled_without_support"]).any():
         del swatches["alarm"]
     if field.domain.all():
         del swatches["land"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fieldfill.data.kinds import PICTURE
-from fieldfill.data.outputs import check_output, replacing
+from fieldfill.data.output_paths import check_output, replacing
 from fieldfill.errors import MissingPackage
 from fieldfill.report.colours import INK, LAND, colour_map
 from fieldfill.report.contents import Field, Story, read_fields, read_record, typical_frame, with_axes

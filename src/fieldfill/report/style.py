@@ -1,5 +1,9 @@
 """The look of the page, and its script: draws the figures and moves the maps with the time slider."""
 
+import json
+
+from fieldfill.data.flags import FILLED, FLAGS
+
 __all__ = ["CSS", "SCRIPT"]
 
 CSS = """
@@ -76,10 +80,10 @@ code, td.command { font-size: .9em;
 }
 """
 
-# Flags: 0 observed, 1 filled, 2 filled without support, 3 outside the domain (fieldfill.data.record.FLAGS).
 SCRIPT = """
 "use strict";
 (() => {
+const FLAGS = @FLAGS, FILLED = @FILLED;
 const CONFIG = {responsive: true, displaylogo: false, displayModeBar: false};
 const read = id => JSON.parse(document.getElementById(id).textContent);
 
@@ -101,12 +105,12 @@ class Movie {
     for (const name of ["value", "truth", "std"]) if (packed[name]) this.fields[name] = unpack(packed[name]);
     const {value, truth, std} = this.fields, flag = this.flag;
     this.shown = {
-      observed: i => flag[i] === 0 ? value[i] : NaN,
+      observed: i => flag[i] === FLAGS.observed ? value[i] : NaN,
       filled: i => value[i],
       truth: i => truth[i],
       std: i => std[i],
-      error: i => flag[i] === 1 || flag[i] === 2 ? value[i] - truth[i] : NaN,
-      unsupported: i => flag[i] === 2 ? 1 : NaN,
+      error: i => FILLED.includes(flag[i]) ? value[i] - truth[i] : NaN,
+      unsupported: i => flag[i] === FLAGS.filled_without_support ? 1 : NaN,
     };
     this.panels = [...element.querySelectorAll(".plot")];
     this.figures = figures;
@@ -170,9 +174,9 @@ class Movie {
     const size = this.rows * this.columns, {value, truth, std} = this.fields;
     let inside = 0, seen = 0, missing = 0, squares = 0, variance = 0, covered = 0;
     for (let i = k * size; i < (k + 1) * size; i++) {
-      if (this.flag[i] === 3) continue;
+      if (this.flag[i] === FLAGS.outside_domain) continue;
       inside++;
-      if (this.flag[i] === 0) { seen++; continue; }
+      if (this.flag[i] === FLAGS.observed) { seen++; continue; }
       if (std) variance += std[i] ** 2;
       missing++;
       if (truth) squares += (value[i] - truth[i]) ** 2;
@@ -200,4 +204,4 @@ addEventListener("beforeprint", () => {  // on paper the page is the screen's, s
 });
 Promise.all(drawn).then(() => { document.body.dataset.drawn = document.querySelectorAll(".plot").length; });
 })();
-"""
+""".replace("@FLAGS", json.dumps(FLAGS)).replace("@FILLED", json.dumps(FILLED))

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 from zarr.errors import ZarrUserWarning
 
 from fieldfill.data.kinds import ZARR, FileKind, FolderKind, Kind, foreign
-from fieldfill.data.outputs import COMPRESSED, LOCK, LOCKED, check_space, locked, target_of
+from fieldfill.data.output_paths import COMPRESSED, LOCK, LOCKED, check_space, locked, target_of
 from fieldfill.errors import InputError
 
 __all__ = ["Simulator", "batch_generator", "write"]

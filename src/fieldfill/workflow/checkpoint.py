@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fieldfill.data.kinds import FileKind, FolderKind, foreign, json_object
-from fieldfill.data.outputs import LOCK, LOCKED, locked, target_of
+from fieldfill.data.output_paths import LOCK, LOCKED, locked, target_of
 from fieldfill.errors import InputError
 
 __all__ = ["RunFolder"]

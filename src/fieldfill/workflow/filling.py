@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 
 from fieldfill.config import simulator_of
-from fieldfill.data.ancillary import check_suffix
 from fieldfill.data.axes import Selection
+from fieldfill.data.companions import check_suffix
 from fieldfill.data.crops import Crops
 from fieldfill.data.finite import floating
 from fieldfill.data.inputs import SEASON

@@ -26,7 +26,7 @@ from fieldfill.data.grid import Grid, Placement
 from fieldfill.data.inputs import SEASON
 from fieldfill.data.kinds import FolderKind
 from fieldfill.data.other_times import OtherTimes
-from fieldfill.data.outputs import check_output, replacing
+from fieldfill.data.output_paths import check_output, replacing
 from fieldfill.data.record import Record
 from fieldfill.data.transforms import Normaliser
 from fieldfill.diffusion.denoiser import Denoiser

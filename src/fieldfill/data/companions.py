@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from fieldfill.data.flags import FILLED, flag_attributes, is_our_flag
 from fieldfill.errors import InputError, InputWarning
 
 __all__ = [
-    "FILLED",
-    "FLAGS",
     "KINDS",
     "LEADING",
     "attributes",
@@ -32,9 +31,6 @@ __all__ = [
     "without_earlier_fill",
 ]
 
-# Values of v_flag by their CF meanings.
-FLAGS = {"observed": 0, "filled": 1, "filled_without_support": 2, "outside_domain": 3}
-FILLED = (FLAGS["filled"], FLAGS["filled_without_support"])
 LISTING = "ancillary_variables"
 # An earlier fill is recognised by these names.
 LONG_NAMES = {
@@ -61,7 +57,7 @@ def attributes(kind: str, name: str, attrs: dict) -> dict[str, Any]:
     """Attributes of the companion of variable ``name``, which has the attributes ``attrs``."""
     found: dict[str, Any] = {"long_name": LONG_NAMES[kind].format(name)}
     if kind == "flag":
-        found |= {"flag_values": np.array(list(FLAGS.values()), dtype=np.int8), "flag_meanings": " ".join(FLAGS)}
+        found |= flag_attributes()
     if kind in STANDARD_NAMES and "standard_name" in attrs:
         found["standard_name"] = f"{attrs['standard_name']} {STANDARD_NAMES[kind]}"
     if kind in UNITS_OF_VARIABLE and "units" in attrs:
@@ -79,22 +75,15 @@ def lists(attrs: dict, added: Iterable[str] = (), removed: Sequence[str] = ()) -
     return rest | {LISTING: text} if text else rest
 
 
-def _is_our_flag(attrs: dict) -> bool:
-    """Whether attributes of a flag have the values and the meanings of `FLAGS`."""
-    values = np.ravel(attrs.get("flag_values", []))
-    same = len(values) == len(FLAGS) and all(value == flag for value, flag in zip(values, FLAGS.values()))
-    return same and str(attrs.get("flag_meanings", "")).split() == list(FLAGS)
-
-
 def companions(ds: xr.Dataset, name: str) -> dict[str, str]:
     """Names of the variables that accompany ``name``, by kind; without a flag there are none."""
     listed = _listed(ds, name)
-    flags = [other for other in listed if other.endswith("_flag") and _is_our_flag(ds[other].attrs)]
+    flags = [other for other in listed if other.endswith("_flag") and is_our_flag(ds[other].attrs)]
     flag = flags[0] if flags else f"{name}_flag"
     if flag not in ds or set(ds[flag].dims) != set(ds[name].dims):
         return {}
     # A flag without any meanings may have lost them; one with other meanings is the user's.
-    if "flag_meanings" in ds[flag].attrs and not _is_our_flag(ds[flag].attrs):
+    if "flag_meanings" in ds[flag].attrs and not is_our_flag(ds[flag].attrs):
         return {}
     stem = flag.removesuffix("_flag")
     others = {kind: f"{stem}_{kind}" for kind in LONG_NAMES}
@@ -128,7 +117,7 @@ def earlier_fill(ds: xr.Dataset, name: str) -> dict[str, str]:
         for other in dict.fromkeys([*listed, f"{name}_{kind}"]):
             attrs = ds[other].attrs if other in ds else {}
             text = str(attrs.get("long_name", ""))
-            ours = _is_our_flag(attrs) if kind == "flag" else text.startswith(begin) and text.endswith(end)
+            ours = is_our_flag(attrs) if kind == "flag" else text.startswith(begin) and text.endswith(end)
             if attrs and ours:
                 found[other] = kind
     return found
