@@ -7,7 +7,8 @@ import xarray as xr
 import fieldfill as ff
 from conftest import QUICK
 from fieldfill.data.axes import find_axes
-from fieldfill.data.inputs import SEASON, static_maps, with_season
+from fieldfill.data.inputs import static_maps
+from fieldfill.data.transforms import SEASON, Season
 from fieldfill.errors import InputError
 
 
@@ -47,13 +48,14 @@ def test_missing_places_of_a_map_are_its_mean() -> None:
 @pytest.mark.parametrize("samples", [None, 3])
 def test_the_season_comes_back_after_a_year(samples: int | None) -> None:
     ds = data(samples)
-    out = with_season(ds, find_axes(ds))
+    out = Season().apply(ds, find_axes(ds))
     for name in SEASON:
         assert out[name].dims == ds.sst.dims and out[name].shape == ds.sst.shape
         line = out[name].transpose("time", ...).values.reshape(5, -1)
         assert (line == line[:, :1]).all()
     wave = np.hypot(*(out[name].values for name in SEASON))
     assert wave == pytest.approx(np.ones_like(wave))
+    xr.testing.assert_identical(Season().undo(out), ds)
 
 
 def test_what_cannot_be_an_input_is_named() -> None:
@@ -63,7 +65,7 @@ def test_what_cannot_be_an_input_is_named() -> None:
     with pytest.raises(InputError, match="belongs to the variables"):
         static_maps(ds, find_axes(ds), ["sst"], (False, False))
     with pytest.raises(InputError, match="needs dates"):
-        with_season(ds.assign_coords(time=np.arange(5.0)), find_axes(ds))
+        Season().apply(ds.assign_coords(time=np.arange(5.0)), find_axes(ds))
 
 
 def test_a_model_knows_its_inputs_when_it_is_read_again(tmp_path) -> None:

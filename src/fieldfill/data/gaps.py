@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-from scipy.special import exprel
 
 from fieldfill.data.axes import Axes
 from fieldfill.data.finite import check_filled, floating
 from fieldfill.data.flags import flag_cells
+from fieldfill.data.transforms import ValueTransform
 
 __all__ = ["FilledArrays", "Gaps"]
 
@@ -96,8 +96,8 @@ class Gaps:
         bool, broadcastable to (S, T, H, W): where the field exists.
     keeps_all
         whether observations outside the domain stay.
-    logarithmic
-        whether arrays hold the logarithm of the variable.
+    transform
+        from the units of the variable to those of the arrays.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Gaps:
         shape: Sequence[int],
         inside: np.ndarray,
         keeps_all: bool,
-        logarithmic: bool,
+        transform: ValueTransform,
     ) -> None:
-        self.name, self.original, self.logarithmic = name, original, logarithmic
+        self.name, self.original, self.transform = name, original, transform
         self.canonical = axes.canonical(original)
         self.observations = self.canonical.values.reshape(shape)
         self.inside = np.broadcast_to(inside, self.observations.shape)
@@ -127,7 +127,7 @@ class Gaps:
         """What accompanies variable ``c``, by kind; ``names`` of these, and ``dims`` that only they have, by kind."""
         filled, std = arrays.filled[:, c], arrays.std
         found = {"flag": self.flag(arrays.unsupported[:, c])}
-        stretch = 1.0 if std is None else self.stretch(filled, std[:, c])
+        stretch = 1.0 if std is None else self.transform.stretch(filled, std[:, c])
         if std is not None:
             found["std"] = self.spread(std[:, c] * stretch, names["std"])
             if arrays.quantiles:
@@ -144,16 +144,9 @@ class Gaps:
 
     def values(self, given: np.ndarray, label: str) -> xr.DataArray:
         """``given`` in the gaps and the observations beside them; ``label`` is what messages call it."""
-        given = (np.exp(given) if self.logarithmic else given).astype(self.observations.dtype)
+        given = self.transform.undo(given).astype(self.observations.dtype)
         check_filled(self.name, label, given, self.missing)
         return self._placed(self.observations, given, self.observations.dtype)
-
-    def stretch(self, given: np.ndarray, std: np.ndarray) -> np.ndarray | float:
-        """Standard deviation in the units of the data over ``std``, that in the units of ``given``."""
-        if not self.logarithmic:
-            return 1.0
-        given, std = given.astype(np.float64), std.astype(np.float64)
-        return np.exp(given + std**2 / 2) * np.sqrt(exprel(std**2))
 
     def spread(self, given: np.ndarray, label: str) -> xr.DataArray:
         """``given`` in the gaps, 0 where observed."""

@@ -10,9 +10,7 @@ missing and stops here: everything above works with values and boolean masks, Tr
 An axis that the data do not have is one of length 1 in the arrays. Rows and columns may be kept in another order than
 in the data set and with cells around it (`Record.arranged`), because a model wants its own order and crops of its size.
 
-A positive variable that spans decades, such as chlorophyll, may be read as its logarithm. If that is normal with mean m
-and standard deviation s, the variable has the median e^m, the quantiles e^(m + k s) and the standard deviation
-e^(m + s²/2) (e^(s²) - 1)^½.
+A positive variable that spans decades, such as chlorophyll, may be read as its logarithm (`fieldfill.data.transforms`).
 """
 
 import datetime
@@ -27,6 +25,7 @@ from fieldfill.data.axes import Axes, Dims, Selection, find_axes, selected, wrap
 from fieldfill.data.companions import LEADING, attributes, lists, without_earlier_fill
 from fieldfill.data.gaps import FilledArrays, Gaps
 from fieldfill.data.survey import as_dataset, choose_variables, given_domain, scope, survey
+from fieldfill.data.transforms import transform_of
 from fieldfill.errors import InputError
 
 __all__ = ["Record", "open_record"]
@@ -119,8 +118,8 @@ class Record:
         inside = self.domain if self.by_sample is None else self.by_sample[sample]
         inside = inside[:, chosen[1]][:, :, chosen[2]]
         observed = np.isfinite(values) & inside[:, None]
-        logarithmic = np.isin(self.variables, self.logarithmic)[:, None, None, None]
-        np.log(values, out=values, where=observed & logarithmic)
+        for name, own, where in zip(self.variables, values, observed):
+            transform_of(name, self.logarithmic).apply(own, where)
         return np.where(observed, values, np.nan), observed
 
     @property
@@ -237,7 +236,8 @@ class Record:
         own = self.domain[c] if self.by_sample is None else self.by_sample[:, c, None] & self.domain[c]
         inside = own if self.cells is None else self._as_stored(own, (-2, -1))
         name, shape = self.variables[c], self.axes.sizes(self.ds)
-        return Gaps(name, self.ds[name], self.axes, shape, inside, self.keeps_all, name in self.logarithmic)
+        transform = transform_of(name, self.logarithmic)
+        return Gaps(name, self.ds[name], self.axes, shape, inside, self.keeps_all, transform)
 
     def _history(self, added: str) -> str:
         """The history of the data set with one more line, dated now, on top."""
@@ -307,7 +307,7 @@ def open_record(
     size = sum(ds[name].nbytes for name in names)
     if size <= IN_MEMORY_BYTES:
         ds = ds.assign({name: ds[name].load() for name in names})
-    found = [survey(ds, name, axes, name in log) for name in names]
+    found = [survey(ds, name, axes, transform_of(name, log)) for name in names]
     counts = np.stack([part.counts for part in found])
     ever = counts > 0
     own: np.ndarray | None = None

@@ -9,6 +9,7 @@ import xarray as xr
 from fieldfill.data.axes import Axes
 from fieldfill.data.companions import KINDS, earlier_fill
 from fieldfill.data.finite import Moments
+from fieldfill.data.transforms import Logarithm, ValueTransform
 from fieldfill.errors import InputError
 
 __all__ = ["Survey", "as_dataset", "choose_variables", "given_domain", "scope", "survey"]
@@ -100,14 +101,14 @@ def _derived(ds: xr.Dataset) -> set[str]:
 
 @dataclass
 class Survey:
-    """Number of values (H, W) of a variable, their mean and standard deviation."""
+    """Number of values (H, W) of a variable, mean and standard deviation of what is learnt of them."""
 
     counts: np.ndarray
     mean: float
     std: float
 
 
-def survey(ds: xr.Dataset, name: str, axes: Axes, logarithmic: bool) -> Survey:
+def survey(ds: xr.Dataset, name: str, axes: Axes, transform: ValueTransform) -> Survey:
     """One pass over a variable, a slab of frames at a time, so that a record larger than memory can be surveyed."""
     canonical = axes.canonical(ds[name])
     samples, frames, rows, columns = axes.sizes(ds)
@@ -125,19 +126,19 @@ def survey(ds: xr.Dataset, name: str, axes: Axes, logarithmic: bool) -> Survey:
                 raise InputError(
                     f"variable '{name}' has infinite values, the first at {where}; set them to NaN if they mean missing"
                 )
-            if logarithmic:
+            if isinstance(transform, Logarithm):
                 if (values <= 0).any():
                     where, least = _first(values <= 0, start), np.nanmin(values)
                     raise InputError(
                         f"variable '{name}' has values without a logarithm, such as {least:g}, the first at {where}; "
                         "set them to NaN if they mean missing, or leave it out of log"
                     )
-                values = np.log(values)
             elif (large := np.abs(values) > LARGEST).any():
                 raise InputError(
                     f"variable '{name}' has values up to {np.nanmax(np.abs(values)):g}, the first at "
                     f"{_first(large, start)}; set them to NaN if they mean missing, or divide it by a power of ten"
                 )
+            transform.apply(values)
             observed = np.isfinite(values)
             counts += observed.sum(axis=0)
             moments.add(values[observed])

@@ -20,7 +20,8 @@ from torch import Tensor
 from fieldfill.config import Settings
 from fieldfill.data.axes import Dims
 from fieldfill.data.grid import Grid
-from fieldfill.data.inputs import DAY_OF_YEAR, SEASON
+from fieldfill.data.inputs import DAY_OF_YEAR
+from fieldfill.data.transforms import SEASON
 from fieldfill.errors import InputError
 from fieldfill.sampling.contexts import Ensemble
 from fieldfill.uncertainty.quantiles import LEVELS

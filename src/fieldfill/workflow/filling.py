@@ -15,9 +15,9 @@ from fieldfill.data.axes import Selection
 from fieldfill.data.companions import check_suffix
 from fieldfill.data.crops import Crops
 from fieldfill.data.finite import floating
-from fieldfill.data.inputs import SEASON
 from fieldfill.data.record import Record
 from fieldfill.data.survey import as_dataset
+from fieldfill.data.transforms import SEASON, Season
 from fieldfill.errors import InputError, InputWarning
 from fieldfill.execution.processes import filled_frames
 from fieldfill.sampling.contexts import density_matched
@@ -213,7 +213,7 @@ class _Result:
             self._history(record),
             self.request.suffix,
         )
-        return out.drop_vars([name for name in out.data_vars if str(name).startswith(SEASON)])
+        return Season().undo(out)
 
     def _history(self, record: Record) -> str:
         """One line on how the fill was made, and how many crops had fewer observations than the contexts need."""

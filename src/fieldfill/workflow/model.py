@@ -23,12 +23,11 @@ from fieldfill.config import Settings, build_denoiser, build_partition
 from fieldfill.data.axes import Dims
 from fieldfill.data.crops import Batch, Crops, Place
 from fieldfill.data.grid import Grid, Placement
-from fieldfill.data.inputs import SEASON
 from fieldfill.data.kinds import FolderKind
 from fieldfill.data.other_times import OtherTimes
 from fieldfill.data.output_paths import check_output, replacing
 from fieldfill.data.record import Record
-from fieldfill.data.transforms import Normaliser
+from fieldfill.data.transforms import SEASON, Normaliser
 from fieldfill.diffusion.denoiser import Denoiser
 from fieldfill.errors import InputError
 from fieldfill.metrics import distance_to_observation

@@ -14,10 +14,10 @@ from fieldfill.config import LEAST_CROP, Settings
 from fieldfill.data.axes import Dims, Selection, find_axes, selected
 from fieldfill.data.crops import Crops
 from fieldfill.data.holdout import hold_out
-from fieldfill.data.inputs import DAY_OF_YEAR, SEASON, static_maps, with_season
+from fieldfill.data.inputs import DAY_OF_YEAR, static_maps
 from fieldfill.data.record import Record, open_record
 from fieldfill.data.survey import as_dataset, scope
-from fieldfill.data.transforms import Normaliser
+from fieldfill.data.transforms import SEASON, Normaliser, Season
 from fieldfill.errors import InputWarning
 from fieldfill.seeds import stream
 
@@ -57,7 +57,7 @@ def open_source(source: DataSource, settings: Settings) -> Record:
     ds, variables = selected(as_dataset(source.ds), source.sel or {}), source.variables
     if DAY_OF_YEAR in settings.inputs:
         own = None if variables is None else tuple(name for name in variables if name not in SEASON)
-        ds = with_season(ds, find_axes(scope(ds, own), source.dims, source.each))
+        ds = Season().apply(ds, find_axes(scope(ds, own), source.dims, source.each))
         variables = None if own is None else (*own, *SEASON)
     return open_record(ds, variables, source.dims, source.domain, settings.log, each=source.each)
 
