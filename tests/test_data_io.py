@@ -27,6 +27,20 @@ def test_classic_netcdf_is_read(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_times_of_a_year_0_stay_numbers_and_are_written_as_they_were(tmp_path, suffix) -> None:
+    """Climatologies are often counted from the year 0, which no calendar of CF has by default."""
+    ds = gappy_dataset(frames=4).assign_coords(time=np.arange(4.0))
+    ds.time.attrs["units"] = "hour since 0000-01-01 00:00:00"
+    path = save_dataset(ds, tmp_path / f"in{suffix}")
+    with pytest.warns(InputWarning, match="the times of in.* stay numbers: unable to decode time units 'hour since 0"):
+        found = open_dataset(path)
+    assert found.load().identical(ds)
+    out = save_dataset(open_record(found).to_dataset(np.full((1, 1, 4, 9, 12), 10.5)), tmp_path / f"out{suffix}")
+    again = xr.open_dataset(out, decode_times=False, engine="zarr" if suffix == ".zarr" else None)
+    assert again.time.attrs == ds.time.attrs and np.array_equal(again.time, ds.time)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_packed_values_keep_packing_and_observed_values(tmp_path, suffix) -> None:
     ds = gappy_dataset(dtype="float64")
     packing = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 10.0, "_FillValue": -32768}

@@ -33,7 +33,7 @@ def open_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
     if not path.exists():
         raise InputError(f"no such file: {path}; check the path")
     try:
-        ds = _open(path)
+        ds = _opened(path)
     except (OSError, ValueError, KeyError, EOFError) as error:
         if isinstance(error, InputError):
             raise
@@ -64,17 +64,33 @@ def _is_variable(_: str, part: h5py.Group | h5py.Dataset) -> bool | None:
     return isinstance(part, h5py.Dataset) or None
 
 
-def _open(path: Path) -> xr.Dataset:
+def _opened(path: Path) -> xr.Dataset:
+    """The data set with its times decoded, or as numbers where no calendar has them, such as those of a year 0."""
+    try:
+        return _open(path)
+    except ValueError as error:
+        if "decode time" not in str(error):
+            raise
+        found = _open(path, decode_times=False)
+        reason = str(error).splitlines()[0].split(". ")[0]
+        text = f"the times of {path.name} stay numbers: {reason}"
+        warnings.warn(text, InputWarning, stacklevel=4)
+        return found
+
+
+def _open(path: Path, decode_times: bool = True) -> xr.Dataset:
     if path.is_dir():
         if not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
             raise InputError(f"{path} is a directory but not a Zarr store; give a NetCDF, Zarr or GRIB file")
-        return xr.open_dataset(path, engine="zarr", chunks={}, consolidated=_is_consolidated(path))
+        return xr.open_dataset(
+            path, engine="zarr", chunks={}, consolidated=_is_consolidated(path), decode_times=decode_times
+        )
     with path.open("rb") as file:
         magic = file.read(8)
     if magic.startswith(b"\x89HDF"):
-        return xr.open_dataset(path, engine="h5netcdf", chunks={})
+        return xr.open_dataset(path, engine="h5netcdf", chunks={}, decode_times=decode_times)
     if magic.startswith(b"CDF"):
-        return xr.open_dataset(path, engine="scipy", chunks={})
+        return xr.open_dataset(path, engine="scipy", chunks={}, decode_times=decode_times)
     if magic.startswith(b"GRIB") or path.suffix in GRIB_SUFFIXES:
         return _open_grib(path)
     raise InputError(f"{path} is neither NetCDF, Zarr nor GRIB (it starts with {magic[:4]!r}); convert it first")
