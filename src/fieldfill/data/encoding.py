@@ -34,7 +34,7 @@ from fieldfill.data.stores import storing
 from fieldfill.data.writer import written
 from fieldfill.errors import InputWarning
 
-__all__ = ["check_writable", "writable", "write"]
+__all__ = ["check_writable", "with_times", "writable", "write"]
 
 TIME_CODING = ("units", "calendar")
 PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -312,6 +312,16 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
+def with_times(opened: Callable[..., xr.Dataset]) -> tuple[xr.Dataset, str]:
+    """What ``opened`` returns, and why its times are still numbers if no calendar has them; they may be of a year 0."""
+    try:
+        return opened(), ""
+    except ValueError as error:
+        if "decode time" not in str(error):
+            raise
+        return opened(decode_times=False), str(error).splitlines()[0].split(". ")[0]
+
+
 def _is_readable(ds: xr.Dataset, zarr: bool) -> bool:
     """Whether a data set can be written and read again with all its variables."""
     engine: dict[str, Any] = {"engine": "zarr", "consolidated": False} if zarr else {"engine": "h5netcdf"}
@@ -321,7 +331,7 @@ def _is_readable(ds: xr.Dataset, zarr: bool) -> bool:
             with tempfile.TemporaryDirectory(prefix="fieldfill") as folder:
                 path = Path(folder) / ("trial.zarr" if zarr else "trial.nc")
                 write(ds, path, zarr)
-                with xr.open_dataset(path, **engine) as again:
+                with with_times(partial(xr.open_dataset, path, **engine))[0] as again:
                     return set(ds.variables) <= set(again.load().variables)
         except Exception as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM:

@@ -7,13 +7,14 @@ This module never imports torch.
 
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 
 import h5py
 import numpy as np
 import xarray as xr
 
-from fieldfill.data.encoding import writable, write
+from fieldfill.data.encoding import with_times, writable, write
 from fieldfill.data.kinds import ZARR, data_kind, json_object
 from fieldfill.data.output_paths import COMPRESSED, check_output, check_space, replacing
 from fieldfill.data.survey import as_dataset
@@ -33,12 +34,14 @@ def open_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
     if not path.exists():
         raise InputError(f"no such file: {path}; check the path")
     try:
-        ds = _opened(path)
+        ds, reason = with_times(partial(_open, path))
     except (OSError, ValueError, KeyError, EOFError) as error:
         if isinstance(error, InputError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"cannot read {path}: {reason}; is it a complete NetCDF, Zarr or GRIB file?") from error
+    if reason:
+        warnings.warn(f"the times of {path.name} stay numbers: {reason}", InputWarning, stacklevel=2)
     if groups := _groups(path):
         text = f"{path.name} has groups ({', '.join(groups)}); only the variables outside of them are read"
         warnings.warn(" ".join(text.split()), InputWarning, stacklevel=2)
@@ -62,20 +65,6 @@ def _is_group(path: Path) -> bool:
 
 def _is_variable(_: str, part: h5py.Group | h5py.Dataset) -> bool | None:
     return isinstance(part, h5py.Dataset) or None
-
-
-def _opened(path: Path) -> xr.Dataset:
-    """The data set with its times decoded, or as numbers where no calendar has them, such as those of a year 0."""
-    try:
-        return _open(path)
-    except ValueError as error:
-        if "decode time" not in str(error):
-            raise
-        found = _open(path, decode_times=False)
-        reason = str(error).splitlines()[0].split(". ")[0]
-        text = f"the times of {path.name} stay numbers: {reason}"
-        warnings.warn(text, InputWarning, stacklevel=4)
-        return found
 
 
 def _open(path: Path, decode_times: bool = True) -> xr.Dataset:
