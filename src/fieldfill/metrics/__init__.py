@@ -1,4 +1,4 @@
-"""Metrics: scores on the cells that were missing, of arrays, of xarray records, and by the equations of a truth."""
+"""Metrics: scores on missing cells: of cells (arrays), of records (xarray), and of physics (equations of a truth)."""
 
 from fieldfill.metrics.cells import (
     covered_gaussian,
