@@ -33,7 +33,15 @@ from fieldfill.masks import (
     Union,
     VariableDropout,
 )
-from fieldfill.partition import matching
+from fieldfill.partition import (
+    BlockPartition,
+    FramePartition,
+    MaskSwap,
+    Partition,
+    PixelPartition,
+    StationPartition,
+    VariablePartition,
+)
 from fieldfill.simulate import Advection, NavierStokes, ShallowWater
 
 matplotlib.use("Agg")
@@ -155,6 +163,26 @@ def mask_models(generator: torch.Generator) -> dict[str, MaskModel]:
         "TrackMask | SensorMask": Union((TrackMask(), SensorMask(60))),
         "EmpiricalMask(bank, shift)": EmpiricalMask(bank, shift=True),
     }
+
+
+def matching(model: MaskModel, bank: Tensor) -> Partition:
+    """The partition with the structure of ``model``; ``bank`` (N, C, T, H, W) holds masks of the data set.
+
+    Shapes that are not units of a grid (tracks, swaths, clouds, combinations) are matched by swapping masks.
+    """
+    match model:
+        case PixelMask():
+            return PixelPartition(static=model.static)
+        case BlockMask():
+            return BlockPartition(model.rows, model.cols)
+        case SensorMask():
+            return StationPartition(dropout=max(model.dropout, 0.02))
+        case FrameDropout():
+            return FramePartition()
+        case VariableDropout():
+            return VariablePartition()
+        case _:
+            return MaskSwap(bank)
 
 
 def masks() -> None:

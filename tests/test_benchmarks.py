@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -21,6 +22,14 @@ def studies_import_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_study_can_be_imported(script: Path) -> None:
     assert runpy.run_path(str(script))["__doc__"]
+
+
+def test_every_mask_model_of_the_pictures_has_a_matching_partition() -> None:
+    study, generator = runpy.run_path(str(FOLDER / "card_pictures.py")), torch.Generator().manual_seed(0)
+    for name, model in study["mask_models"](generator).items():
+        bank = model.sample(study["MASKED"], generator)
+        _, query = study["matching"](model, bank).split(bank, generator)
+        assert query.any(), name
 
 
 @pytest.mark.parametrize("script", RUN, ids=lambda script: script.stem)

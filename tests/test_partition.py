@@ -31,7 +31,6 @@ from fieldfill.partition import (
     PixelPartition,
     StationPartition,
     VariablePartition,
-    matching,
 )
 
 SHAPE = (12, 3, 4, 12, 12)
@@ -320,13 +319,6 @@ def test_missdiff_and_ambientdiff_are_partitions() -> None:
     context, query = HideMore(0.6).split(mask, seeded(1))
     assert query.equal(mask) and context.sum() / mask.sum() == pytest.approx(0.6, abs=0.02)
     assert AllObserved().contexts(mask, 2, seeded(), keep=0.5).equal(mask.expand(2, *mask.shape))
-
-
-def test_every_mask_model_has_a_matching_partition() -> None:
-    for model in MASKS:
-        bank = model.sample((30, *SHAPE[1:]), seeded())
-        _, query = matching(model, bank).split(bank, seeded())
-        assert query.flatten(1).any(-1).float().mean() > 0.5, model
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ partition.
 
 from fieldfill.partition.ablation import AllObserved, HideMore
 from fieldfill.partition.blocks import BlockPartition
-from fieldfill.partition.matching import matching
 from fieldfill.partition.protocol import Partition
 from fieldfill.partition.side_inputs import WithSideInputs, varying_variables
 from fieldfill.partition.structures import FramePartition, PixelPartition, StationPartition, VariablePartition
@@ -25,6 +24,5 @@ __all__ = [
     "StationPartition",
     "VariablePartition",
     "WithSideInputs",
-    "matching",
     "varying_variables",
 ]
