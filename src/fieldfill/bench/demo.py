@@ -5,7 +5,6 @@ of the sea. Because everything is linear and Gaussian, the exact posterior mean 
 yardstick that no method can pass.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from fieldfill.masks import CloudMask
 from fieldfill.metrics import score
 from fieldfill.report import Story, picture, write_report
 from fieldfill.simulate.gaussian_field import GaussianField
-from fieldfill.stages import Report
+from fieldfill.stages import Report, Stages
 from fieldfill.workflow.model import KIND as MODEL
 
 __all__ = ["DemoData", "make_data", "run", "table"]
@@ -132,7 +131,7 @@ def run(
     Few training ``steps`` are enough: the field is Gaussian, and the first estimate close to the best there is.
     """
     _make_folder(output, overwrite)
-    begun = time.monotonic()
+    stages = Stages(report)
     data = make_data(frames, seed=seed)
     save_dataset(data.gappy, output / GAPPY, overwrite)
     save_dataset(data.truth, output / "truth.nc", overwrite)
@@ -142,6 +141,7 @@ def run(
     filler = Filler(window=window, seed=seed, steps=steps).fit(data.gappy, report=report)
     filler.save(output / "model.ff", overwrite)
     say(f"model: {output / 'model.ff'}, fills with {filler.model_.ensemble}")
+    stages.begin("filling")
     filled = filler.fill(data.gappy, budget=True)
     save_dataset(filled, output / "filled.nc", overwrite)
     others: dict[str, Baseline | xr.Dataset] = {
@@ -154,10 +154,12 @@ def run(
     }
     scores = {}
     for name, method in others.items():
+        stages.begin(name)
         result = method if isinstance(method, xr.Dataset) else method.fit(data.gappy).fill(data.gappy)
         scores[name] = _scores(result, data.truth)
         say(f"  {name:<12} mse {scores[name]['mse']:.4f}")
-    seconds = time.monotonic() - begun
+    seconds = stages.seconds
+    stages.begin("report")
     story = Story(
         filled=filled,
         truth=data.truth,
