@@ -84,9 +84,10 @@ class Ending:
         return self.each * (passes * self.judged + self._calibrated(SHARE * self.stages.left))
 
     def _calibrated(self, seconds: float, passes: int = 1) -> int:
-        """Crops that intervals can rest on."""
+        """Crops that intervals can rest on; fewer than a dozen would be worse than some seconds more."""
         every = len(self.crops.held.places)
-        return max(1, min(every, math.floor(seconds / (self.each * passes)))) if self.each else every
+        fewest = LEAST_CALIBRATED if passes == 1 else 1
+        return min(every, max(fewest, math.floor(seconds / (self.each * passes)))) if self.each else every
 
     def choose(self, generator: Generator) -> tuple[Ensemble, dict[str, float]]:
         """How to fill, and the errors of the ways that were compared."""
