@@ -29,7 +29,9 @@ def test_every_mask_model_of_the_pictures_has_a_matching_partition() -> None:
     for name, model in study["mask_models"](generator).items():
         bank = model.sample(study["MASKED"], generator)
         _, query = study["matching"](model, bank).split(bank, generator)
-        assert query.any(), name
+        # A context and a query need both of two variables that are each seen with probability 0.6: 36 % of samples.
+        least = 0.25 if name == "VariableDropout(0.6)" else 0.5
+        assert query.flatten(1).any(-1).float().mean() > least, name
 
 
 @pytest.mark.parametrize("script", RUN, ids=lambda script: script.stem)

@@ -215,7 +215,7 @@ class Training:
 
     def _known_bytes(self) -> int:
         """Size of the first estimates of this process's validation crops, with their features."""
-        places = len(self.team.share(len(self.crops.held.places)))
+        places = len(self.team.share(len(self.crops.held)))
         return 4 * places * self.crops.cells * (1 + self.denoiser.chain.features)
 
     def train_step(self) -> float:

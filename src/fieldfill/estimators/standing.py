@@ -12,7 +12,6 @@ the times: the season, the weather. One weight of d for each variable is learnt 
 (`fieldfill.estimators.regression`).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -77,15 +76,12 @@ class Standing(Correction):
         return Answer(estimate + weight * detail, fields=(detail,))
 
     def learn(self, lesson: Lesson, chain: "Chain") -> dict[str, float]:
-        _, weights = weights_of_parts(lesson.examples, lambda example: self._parts(example.given, example.estimate))
+        _, weights = weights_of_parts(lesson.examples, lambda example: [self.detail(example.given, example.estimate)])
         self.weights.copy_(weights)
         return {"weight": float(weights.mean())}
 
     def forget(self) -> None:
         self.weights.zero_()
-
-    def _parts(self, given: Given, estimate: Tensor) -> Iterator[Tensor]:
-        yield self.detail(given, estimate)
 
     def detail(self, given: Given, estimate: Tensor) -> Tensor:
         """The pattern d (B, C, T, H, W) that the estimate lacks."""

@@ -73,7 +73,7 @@ class Ending:
         batch, _ = crops.held_out([0])
         single_step(denoiser, batch.x, batch.observed, batch.maps, partition, Ensemble(0), stream(seed, "choice"))
         each = stages.agreed((1 + OVERHEAD) * (time.monotonic() - begun))
-        room = SHARE * stages.left - each * len(crops.held.places)
+        room = SHARE * stages.left - each * len(crops.held)
         judged = min(judged, max(0, math.floor(room / max(1e-9, each * passes))))
         return cls(denoiser, partition, crops, settings, stages, each, judged if judged >= LEAST_JUDGED else 0)
 
@@ -85,7 +85,7 @@ class Ending:
 
     def _calibrated(self, seconds: float, passes: int = 1) -> int:
         """Crops that intervals can rest on; fewer than a dozen would be worse than some seconds more."""
-        every = len(self.crops.held.places)
+        every = len(self.crops.held)
         fewest = LEAST_CALIBRATED if passes == 1 else 1
         return min(every, max(fewest, math.floor(seconds / (self.each * passes)))) if self.each else every
 

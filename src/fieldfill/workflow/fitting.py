@@ -139,7 +139,7 @@ def _fit(
         "skipped_crops": training.skipped,
         "stopped_early": training.stopped_early,
         "fit_seconds": stages.seconds,
-        "validation_crops": len(crops.held.places),
+        "validation_crops": len(crops.held),
         "held_out_cells": sum(int(mask.sum()) for mask in crops.held.masks),
         "validation": choices,
         "calibration": spread.summary,

@@ -60,7 +60,7 @@ class Plan:
     def seconds(self) -> dict[str, float]:
         """Expected seconds of the stages without a time limit, roughly."""
         crops, training = self.crops, self.settings.training
-        held, forward = len(crops.held.places), FORWARD * self.step + self.estimate
+        held, forward = len(crops.held), FORWARD * self.step + self.estimate
         learnt = ROUNDS * max(2, self.settings.gaussian.completed_cells // crops.cells)
         judged = JUDGEMENTS * min(held, max(LEAST_JUDGED, self.settings.chain.judged_cells // crops.cells))
         step = training.batch * (self.step + self.estimate / 2 / max(1, training.reuse))
@@ -98,7 +98,7 @@ class Plan:
             total = f"about {_duration(sum(seconds.values()))} ({parts})"
         return (
             f"crops of {frames} frames × {rows} rows × {columns} columns: {reason}",
-            f"{len(crops)} crops to learn from, {len(crops.held.places)} with held-out cells; {steps} of "
+            f"{len(crops)} crops to learn from, {len(crops.held)} with held-out cells; {steps} of "
             f"{training.batch} crops, less if validation stops improving",
             f"expected time {total}; memory about {self.bytes / 2**30:.1f} GB; threads {self.threads}",
         )

@@ -142,14 +142,15 @@ class CovarianceSearch:
         memory: float = math.inf,
         least: float = 0.0,
         sure: bool = True,
-    ) -> None:
-        """Tries a stationary covariance, which has to gain at least a share ``least`` of the error.
+    ) -> bool:
+        """Whether a stationary covariance is the best so far; it has to gain at least a share ``least`` of the error.
 
         The gain has to exceed its standard error unless it need not be ``sure``.
         """
         settings = {"taper": taper, "memory": memory, "nugget": nugget}
         settings |= {"drift_rows": drift[0], "drift_columns": drift[1]}
-        self.judge(factorise(tapered(covariance, taper, drift, memory), self.field), None, settings, least, sure)
+        factor = factorise(tapered(covariance, taper, drift, memory), self.field)
+        return self.judge(factor, None, settings, least, sure)
 
     def judge(
         self,
@@ -208,13 +209,14 @@ def learn_covariance(field: LearntField, lesson: Lesson, chain: Chain, settings:
             break
         before = search.best["validation"]
         covariance, nugget = complete_crops(field, crops, crops.some(count, generator), generator)
-        drift = drift_of(covariance)
+        drift, moved = drift_of(covariance), False
         if turn == 0 and max(map(abs, drift)) > settings.least_drift:
-            search.attempt(covariance, search.taper, drift, nugget, search.memory, sure=False)
+            moved = search.attempt(covariance, search.taper, drift, nugget, search.memory, sure=False)
         # A narrower taper is the simpler choice. The next round of the same one need not prove itself, and it is gone
         # on from there even if the held-out cells do not show its gain.
         narrow = search.taper
-        search.attempt(covariance, narrow, search.drift, nugget, search.memory, sure=False)
+        if not moved:
+            search.attempt(covariance, narrow, search.drift, nugget, search.memory, sure=False)
         step = {name: value.clone() for name, value in field.state_dict().items()}
         for taper in sorted({2 * narrow, math.inf}):
             search.attempt(covariance, taper, search.drift, nugget, search.memory)
